@@ -1,0 +1,66 @@
+"""Errors that a client sees: a small enum of kinds, and the only place that knows their HTTP statuses."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import orjson
+
+
+class ErrorKind(Enum):
+    """(HTTP status, OpenAI `type`)."""
+
+    INVALID = (400, "invalid_request_error")
+    UNAUTHENTICATED = (401, "authentication_error")
+    NOT_FOUND = (404, "not_found_error")
+    METHOD = (405, "invalid_request_error")
+    TIMEOUT = (408, "invalid_request_error")
+    CONFLICT = (409, "invalid_request_error")
+    TOO_LARGE = (413, "invalid_request_error")
+    RATE_LIMITED = (429, "rate_limit_error")
+    INTERNAL = (500, "server_error")
+    BAD_ENGINE = (502, "engine_error")
+    UNAVAILABLE = (503, "engine_unavailable")
+    ENGINE_TIMEOUT = (504, "engine_timeout")
+
+
+@dataclass(slots=True)
+class ApiError(Exception):
+    """`message` says what is wrong and how to cure it; `param` names the field; `retry_after_s` in seconds.
+
+    `status` overrides the kind's own where the engine's answer is passed on.
+    """
+
+    kind: ErrorKind
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: float | None = None
+    status: int | None = None
+
+    @property
+    def http_status(self) -> int:
+        return self.status or self.kind.value[0]
+
+    def body(self) -> dict[str, object]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind.value[1],
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def body_bytes(self) -> bytes:
+        return orjson.dumps(self.body())
+
+    def headers(self) -> dict[str, str]:
+        """Retry-After in whole seconds, never less than the wait, and its exact form in milliseconds."""
+        if self.retry_after_s is None:
+            return {}
+        whole_s = -(-int(self.retry_after_s * 1000) // 1000)
+        return {"retry-after": str(whole_s), "retry-after-ms": str(int(self.retry_after_s * 1000))}
+
+    def event_bytes(self) -> bytes:
+        """The error as the last event of a stream that has begun."""
+        return b"data: " + self.body_bytes() + b"\n\n"

@@ -1,0 +1,169 @@
+"""The values that flow through prompt building: Transcript and Candidates in, Plan, then Prompt, out."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from retrieval.types import Candidate, RenderedChunk
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+Rendering = Literal["kept", "stripped"]
+ChunkOrder = Literal["relevance_last", "relevance_first", "label"]
+SegmentKind = Literal[
+    "scaffold", "system", "summary", "turn", "chunk", "reference", "evidence", "facts", "question"
+]
+
+
+class Tokenizer(Protocol):
+    """The served model's tokenizer. `exact` is False for the estimate used when none is known."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def exact(self) -> bool: ...
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of `text` as ordinary text: control tokens in it are never special."""
+
+    def encode_scaffold(self, text: str) -> tuple[int, ...]:
+        """Ids of template text, in which control tokens are special."""
+
+    def count(self, text: str) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """A chunk that stands, or stood, in a prompt, with what a citation needs."""
+
+    label: str
+    file_id: str
+    filename: str
+    title: str
+    relevance: float
+    body: str
+    rendered: RenderedChunk
+
+
+@dataclass(frozen=True, slots=True)
+class TurnContext:
+    """What the gateway put before a user's question when the turn was first sent."""
+
+    chunks: tuple[PromptChunk, ...]
+    references: tuple[str, ...]
+    evidence: str
+    facts: str
+
+
+@dataclass(frozen=True, slots=True)
+class PastMessage:
+    """One message of the history; `context` only for user messages that this gateway sent with chunks."""
+
+    role: Role
+    content: str
+    context: TurnContext | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A conversation up to and including the new question.
+
+    `system` joins the client's leading system and developer messages. `known` is the number of past
+    messages whose rendering the gateway recognised.
+    """
+
+    system: str
+    past: tuple[PastMessage, ...]
+    question: str
+    facts: str = ""
+    known: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the plan must fit. `window_tokens` None: the engine did not say, nothing is trimmed for it."""
+
+    window_tokens: int | None
+    max_tokens: int | None
+    min_answer_tokens: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """`what`: chunk, turn, evidence or max_tokens; `name`: label or position; `reason` is a sentence."""
+
+    what: Literal["chunk", "turn", "evidence", "max_tokens"]
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What goes into the prompt, in order, and what does not, and why."""
+
+    system: str
+    past: tuple[PastMessage, ...]
+    rendering: Rendering
+    chunks: tuple[PromptChunk, ...]
+    references: tuple[PromptChunk, ...]
+    evidence: str
+    facts: str
+    question: str
+    max_tokens: int | None
+    dropped: tuple[Dropped, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of the prompt that is tokenized by itself."""
+
+    kind: SegmentKind
+    text: str
+    token_ids: tuple[int, ...]
+    label: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The prompt that is sent.
+
+    `token_ids` is the concatenation of the segments' ids, or None where the engine must template the
+    `messages` itself (`inexact_reason` says why). `tokens` counts the prompt either way.
+    """
+
+    segments: tuple[Segment, ...]
+    messages: tuple[Message, ...]
+    token_ids: tuple[int, ...] | None
+    tokens: int
+    block_hashes: tuple[bytes, ...]
+    inexact_reason: str | None = None
+
+
+class QuestionTooLong(Exception):
+    """The question alone does not fit the window beside the smallest answer."""
+
+    def __init__(self, question_tokens: int, fixed_tokens: int, window_tokens: int, answer_tokens: int) -> None:
+        super().__init__(
+            f"The last user message has {question_tokens} tokens; with {fixed_tokens} tokens of system text and "
+            f"template and at least {answer_tokens} for the answer it exceeds the model's window of "
+            f"{window_tokens} tokens. Shorten the message."
+        )
+        self.question_tokens = question_tokens
+        self.fixed_tokens = fixed_tokens
+        self.window_tokens = window_tokens
+        self.answer_tokens = answer_tokens
+
+
+__all__ = [
+    "Candidate", "ChunkOrder", "Dropped", "Limits", "Message", "PastMessage", "Plan", "Prompt", "PromptChunk",
+    "QuestionTooLong", "Rendering", "Role", "Segment", "SegmentKind", "Tokenizer", "Transcript", "TurnContext",
+]
