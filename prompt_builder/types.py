@@ -151,7 +151,9 @@ class Prompt:
 class QuestionTooLong(Exception):
     """The question alone does not fit the window beside the smallest answer."""
 
-    def __init__(self, question_tokens: int, fixed_tokens: int, window_tokens: int, answer_tokens: int) -> None:
+    def __init__(
+        self, question_tokens: int, fixed_tokens: int, window_tokens: int, answer_tokens: int
+    ) -> None:
         super().__init__(
             f"The last user message has {question_tokens} tokens; with {fixed_tokens} tokens of system text and "
             f"template and at least {answer_tokens} for the answer it exceeds the model's window of "
@@ -164,6 +166,21 @@ class QuestionTooLong(Exception):
 
 
 __all__ = [
-    "Candidate", "ChunkOrder", "Dropped", "Limits", "Message", "PastMessage", "Plan", "Prompt", "PromptChunk",
-    "QuestionTooLong", "Rendering", "Role", "Segment", "SegmentKind", "Tokenizer", "Transcript", "TurnContext",
+    "Candidate",
+    "ChunkOrder",
+    "Dropped",
+    "Limits",
+    "Message",
+    "PastMessage",
+    "Plan",
+    "Prompt",
+    "PromptChunk",
+    "QuestionTooLong",
+    "Rendering",
+    "Role",
+    "Segment",
+    "SegmentKind",
+    "Tokenizer",
+    "Transcript",
+    "TurnContext",
 ]
