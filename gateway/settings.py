@@ -35,14 +35,10 @@ class Settings(BaseSettings):
     api_keys: str = Field("", description="The same entries, separated by commas, as `TENANT:SHA256_HEX`.")
     max_body_bytes: int = Field(16 * 2**20, ge=1024, description="Largest JSON request body, in bytes.")
     max_upload_bytes: int = Field(100 * 2**20, ge=1024, description="Largest uploaded file, in bytes.")
-    body_timeout_s: float = Field(
-        30.0, gt=0, description="Longest wait for more of a request body, in seconds."
-    )
+    body_timeout_s: float = Field(30.0, gt=0, description="Longest wait for more of a request body, in seconds.")
 
     # the engine
-    engine_url: str = Field(
-        "http://127.0.0.1:8000", description="Base URL of the vLLM server, without `/v1`."
-    )
+    engine_url: str = Field("http://127.0.0.1:8000", description="Base URL of the vLLM server, without `/v1`.")
     engine_api_key: str = Field("", description="Bearer key for the engine, when it asks for one.")
     model: str = Field("", description="Served model's name; empty takes the engine's first.")
     tokenizer: str = Field(
@@ -50,26 +46,18 @@ class Settings(BaseSettings):
         description="Folder or name of the served model's tokenizer; empty asks the engine and the model cache.",
     )
     connect_timeout_s: float = Field(5.0, gt=0, description="Limit for connecting to the engine, in seconds.")
-    first_token_timeout_s: float = Field(
-        120.0, gt=0, description="Limit from sending to the first byte, in seconds."
-    )
+    first_token_timeout_s: float = Field(120.0, gt=0, description="Limit from sending to the first byte, in seconds.")
     between_tokens_timeout_s: float = Field(
         30.0, gt=0, description="Limit between two reads of a stream, in seconds."
     )
-    probe_interval_s: float = Field(
-        5.0, gt=0, description="Time between health probes of the engine, in seconds."
-    )
+    probe_interval_s: float = Field(5.0, gt=0, description="Time between health probes of the engine, in seconds.")
 
     # data
-    data_dir: Path = Field(
-        Path("data"), description="Folder of the database, the uploaded files and the indexes."
-    )
+    data_dir: Path = Field(Path("data"), description="Folder of the database, the uploaded files and the indexes.")
     cache_dir: Path = Field(
         default_factory=default_cache_dir, description="Folder of prepared models; safe to delete."
     )
-    redis_url: str = Field(
-        "", description="Redis for transcripts and query embeddings; empty keeps them in memory."
-    )
+    redis_url: str = Field("", description="Redis for transcripts and query embeddings; empty keeps them in memory.")
     memory_store_bytes: int = Field(
         256 * 2**20,
         ge=2**20,
@@ -84,12 +72,8 @@ class Settings(BaseSettings):
     embedding_model: str = Field(
         "packaged", description="Folder or name for sentence-transformers; `packaged` is all-MiniLM-L6-v2."
     )
-    index: Literal["flat", "hnsw"] = Field(
-        "flat", description="FAISS index: exact `flat` or approximate `hnsw`."
-    )
-    chunk_tokens: int = Field(
-        256, ge=32, le=4096, description="Most tokens of a chunk, by the served tokenizer."
-    )
+    index: Literal["flat", "hnsw"] = Field("flat", description="FAISS index: exact `flat` or approximate `hnsw`.")
+    chunk_tokens: int = Field(256, ge=32, le=4096, description="Most tokens of a chunk, by the served tokenizer.")
     chunk_overlap_tokens: int = Field(32, ge=0, description="Tokens that neighbouring chunks share.")
     top_k: int = Field(5, ge=1, le=50, description="Chunks a question gets when the request does not say.")
     previous_turn_weight: float = Field(
@@ -109,18 +93,14 @@ class Settings(BaseSettings):
     chunk_order: Literal["relevance_last", "relevance_first", "label"] = Field(
         "relevance_last", description="Order of the chunks in the prompt."
     )
-    evidence_lines: int = Field(
-        2, ge=0, le=10, description="Sentences quoted before the question; 0 turns them off."
-    )
+    evidence_lines: int = Field(2, ge=0, le=10, description="Sentences quoted before the question; 0 turns them off.")
     min_answer_tokens: int = Field(
         256, ge=1, description="Room kept for the answer when `max_tokens` is not given, in tokens."
     )
 
     # operations
     log_format: Literal["console", "json"] = Field("console", description="Form of the log lines.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least level that is logged."
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     calls_kept: int = Field(1000, ge=1, description="Recent requests kept in memory for `headstart calls`.")
 
     @classmethod

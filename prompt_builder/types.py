@@ -8,9 +8,7 @@ from retrieval.types import Candidate, RenderedChunk
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Rendering = Literal["kept", "stripped"]
 ChunkOrder = Literal["relevance_last", "relevance_first", "label"]
-SegmentKind = Literal[
-    "scaffold", "system", "summary", "turn", "chunk", "reference", "evidence", "facts", "question"
-]
+SegmentKind = Literal["scaffold", "system", "summary", "turn", "chunk", "reference", "evidence", "facts", "question"]
 
 
 class Tokenizer(Protocol):
@@ -151,9 +149,7 @@ class Prompt:
 class QuestionTooLong(Exception):
     """The question alone does not fit the window beside the smallest answer."""
 
-    def __init__(
-        self, question_tokens: int, fixed_tokens: int, window_tokens: int, answer_tokens: int
-    ) -> None:
+    def __init__(self, question_tokens: int, fixed_tokens: int, window_tokens: int, answer_tokens: int) -> None:
         super().__init__(
             f"The last user message has {question_tokens} tokens; with {fixed_tokens} tokens of system text and "
             f"template and at least {answer_tokens} for the answer it exceeds the model's window of "
