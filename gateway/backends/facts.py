@@ -1,6 +1,7 @@
 """What an engine offers, found out with four cheap GETs and at most two requests of one token each."""
 
 import asyncio
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -132,7 +133,9 @@ class EngineCaller:
         except aiohttp.InvalidURL:
             return Unanswered("the engine's URL is not a URL")
         except aiohttp.ClientConnectorError as error:
-            return Unanswered(f"cannot connect ({error.os_error.strerror or 'name not found'})")
+            number = error.os_error.errno or 0
+            # The error's own words hold the address; those of its number do not.
+            return Unanswered(f"cannot connect ({os.strerror(number) if number > 0 else 'unknown host'})")
         except aiohttp.ClientError as error:
             return Unanswered(f"not an HTTP answer ({type(error).__name__})")
 
