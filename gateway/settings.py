@@ -33,6 +33,10 @@ class Settings(BaseSettings):
         None, description="File of lines `TENANT SHA256_HEX_OF_KEY`; `headstart key TENANT` makes one."
     )
     api_keys: str = Field("", description="The same entries, separated by commas, as `TENANT:SHA256_HEX`.")
+    salt_secret: str = Field(
+        "", description="Secret of the tenants' cache salts; empty keeps a random one in the data folder."
+    )
+    max_in_flight: int = Field(2048, ge=1, description="Chat requests in progress; beyond it 503 with Retry-After.")
     max_body_bytes: int = Field(16 * 2**20, ge=1024, description="Largest JSON request body, in bytes.")
     max_upload_bytes: int = Field(100 * 2**20, ge=1024, description="Largest uploaded file, in bytes.")
     body_timeout_s: float = Field(30.0, gt=0, description="Longest wait for more of a request body, in seconds.")
@@ -49,6 +53,9 @@ class Settings(BaseSettings):
     first_token_timeout_s: float = Field(120.0, gt=0, description="Limit from sending to the first byte, in seconds.")
     between_tokens_timeout_s: float = Field(
         30.0, gt=0, description="Limit between two reads of a stream, in seconds."
+    )
+    answer_timeout_s: float = Field(
+        600.0, gt=0, description="Limit for a whole answer that is not streamed, in seconds."
     )
     probe_interval_s: float = Field(5.0, gt=0, description="Time between health probes of the engine, in seconds.")
 

@@ -1,0 +1,108 @@
+"""Small ASGI pieces under the hot path: reading a bounded body, noticing a client that leaves, answering."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from types import TracebackType
+from typing import Any
+
+from gateway.errors import ApiError, ErrorKind
+
+Scope = MutableMapping[str, Any]
+AsgiMessage = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[AsgiMessage]]
+Send = Callable[[AsgiMessage], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+
+class ClientGone(Exception):
+    """The client closed its connection."""
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None
+
+
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int, timeout_s: float) -> bytes:
+    """The whole body. Raises ApiError 413 over the limit, 408 when no more comes in time; ClientGone."""
+    declared = header(scope, b"content-length")
+    if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
+        raise too_large(limit_bytes)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        try:
+            async with asyncio.timeout(timeout_s):
+                message = await receive()
+        except TimeoutError:
+            raise ApiError(
+                ErrorKind.TIMEOUT, f"No more of the request body came within {timeout_s:g} s.", code="body_timeout"
+            ) from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit_bytes:
+            raise too_large(limit_bytes)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def too_large(limit_bytes: int) -> ApiError:
+    return ApiError(
+        ErrorKind.TOO_LARGE,
+        f"The request body is larger than the limit of {limit_bytes} bytes.",
+        code="body_too_large",
+    )
+
+
+async def send_bytes(
+    send: Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]], content_type: bytes
+) -> None:
+    all_headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode()), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": all_headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, error: ApiError, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    extra = [(name.encode(), value.encode()) for name, value in error.headers().items()]
+    await send_bytes(send, error.http_status, error.body_bytes(), [*headers, *extra], b"application/json")
+
+
+class CancelOnDisconnect:
+    """Cancels the current task when the client leaves; entered once the body has been read.
+
+    The cancellation reaches whatever is being awaited, the engine's connection included, and leaves the block as
+    ClientGone. Any other cancellation passes through untouched.
+    """
+
+    __slots__ = ("_gone", "_receive", "_task", "_watcher")
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._gone = False
+
+    async def __aenter__(self) -> "CancelOnDisconnect":
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("CancelOnDisconnect needs a running task.")
+        self._task = task
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._task.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watcher.cancel()
+        if self._gone and self._task.uncancel() == 0 and kind is asyncio.CancelledError:
+            raise ClientGone from error

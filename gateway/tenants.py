@@ -1,0 +1,110 @@
+"""API keys name tenants; a tenant's cache salt keeps its prefix cache apart from the others'."""
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.errors import ApiError, ErrorKind
+
+SINGLE_TENANT = "default"
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_KEY_BYTES_LIMIT = 512
+
+
+class KeyFileError(ValueError):
+    """A line of the key file, or an entry of `api_keys`, is not `TENANT SHA256_HEX`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """Who may call. `tenants_by_digest` maps the SHA-256 of a key to its tenant; empty means no keys."""
+
+    tenants_by_digest: Mapping[bytes, str]
+    salt_secret: bytes
+
+    @property
+    def keyless(self) -> bool:
+        return not self.tenants_by_digest
+
+    def authenticate(self, authorization: bytes | None) -> str:
+        """The tenant of an `Authorization` header.
+
+        Only a digest of the presented key is compared, so neither its length nor its bytes cost time.
+        Raises ApiError (401) for a missing, malformed or unknown key.
+        """
+        if self.keyless:
+            return SINGLE_TENANT
+        if authorization is None:
+            raise unauthenticated("No API key. Send it as 'Authorization: Bearer KEY'.")
+        scheme, _, key = authorization.partition(b" ")
+        key = key.strip()
+        if scheme.lower() != b"bearer" or not key or len(key) > _KEY_BYTES_LIMIT:
+            raise unauthenticated("The Authorization header must be 'Bearer KEY'.")
+        tenant = self.tenants_by_digest.get(hashlib.sha256(key).digest())
+        if tenant is None:
+            raise unauthenticated("Unknown API key.")
+        return tenant
+
+    def cache_salt(self, tenant: str) -> str:
+        """HMAC-SHA256 of the tenant's name, in hex: fits the engine's 128 characters, reveals no name."""
+        return hmac.new(self.salt_secret, tenant.encode(), hashlib.sha256).hexdigest()
+
+
+def unauthenticated(message: str) -> ApiError:
+    return ApiError(ErrorKind.UNAUTHENTICATED, message, code="invalid_api_key")
+
+
+def key_digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def new_key() -> str:
+    """A key of 256 random bits."""
+    return f"hs-{secrets.token_urlsafe(32)}"
+
+
+def load_tenants(api_keys: str, api_keys_file: Path | None, salt_secret: bytes) -> Tenants:
+    """Reads `TENANT:SHA256_HEX,…` and the file's `TENANT SHA256_HEX` lines. Raises KeyFileError."""
+    entries = [(entry, "api_keys") for entry in api_keys.split(",") if entry.strip()]
+    if api_keys_file is not None:
+        try:
+            lines = api_keys_file.read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise KeyFileError(f"The key file {api_keys_file} cannot be read: {error}") from error
+        entries += [(line, str(api_keys_file)) for line in lines if line.strip() and not line.startswith("#")]
+    return Tenants(dict(_parse(entries)), salt_secret)
+
+
+def _parse(entries: Iterable[tuple[str, str]]) -> Iterable[tuple[bytes, str]]:
+    for number, (entry, source) in enumerate(entries, 1):
+        tenant, _, digest = entry.strip().replace(":", " ", 1).partition(" ")
+        digest = digest.strip().lower()
+        if not _TENANT.fullmatch(tenant) or not _SHA256.fullmatch(digest):
+            raise KeyFileError(
+                f"Entry {number} of {source} is not 'TENANT SHA256_HEX' (make one with 'headstart key TENANT')."
+            )
+        yield bytes.fromhex(digest), tenant
+
+
+def load_salt_secret(data_dir: Path, configured: str) -> bytes:
+    """The configured secret, or the one kept in the data folder, made on the first start."""
+    if configured:
+        return configured.encode()
+    path = data_dir / "salt-secret"
+    data_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path.read_bytes()
+    with os.fdopen(descriptor, "wb") as file:
+        secret = secrets.token_hex(32).encode()
+        file.write(secret)
+        file.flush()
+        os.fsync(file.fileno())
+    return secret
