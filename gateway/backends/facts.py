@@ -23,12 +23,13 @@ class EngineFacts:
 
     `block_size` is in tokens and `num_blocks` counts KV blocks. `cache_salt` is True only where the engine
     checks salts (a malformed one is refused by name); None where any salt is answered, honoured or not.
-    `error` says why the engine is not usable, and never holds its address.
+    `root` is the folder or name that the model was loaded from. `error` says why the engine is not usable, and never holds its address.
     """
 
     reachable: bool
     model: str | None = None
     models: tuple[str, ...] = ()
+    root: str | None = None
     max_model_len: int | None = None
     block_size: int | None = None
     num_blocks: int | None = None
@@ -44,6 +45,27 @@ class EngineFacts:
     def conclusive(self) -> bool:
         """Whether the probe requests were answered; when not, asking again later may tell more."""
         return self.reachable and self.token_ids_accepted is not None
+
+    def same_engine(self, other: "EngineFacts") -> bool:
+        """Whether what the cheap questions tell is unchanged; what one of the two does not know is no change."""
+        if (self.reachable, self.model, self.models, self.root) != (
+            other.reachable,
+            other.model,
+            other.models,
+            other.root,
+        ):
+            return False
+        pairs = (
+            (self.max_model_len, other.max_model_len),
+            (self.version, other.version),
+            (self.block_size, other.block_size),
+            (self.num_blocks, other.num_blocks),
+        )
+        return all(mine == theirs for mine, theirs in pairs if mine is not None and theirs is not None)
+
+    def gone(self, error: str | None) -> "EngineFacts":
+        """The same engine, not reachable now."""
+        return replace(self, reachable=False, error=error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +94,13 @@ async def probe_engine(
     api_key: str = "",
     *,
     model: str = "",
+    chat: bool = True,
     timeout_s: float = 5.0,
     chat_timeout_s: float = 30.0,
 ) -> EngineFacts:
     """Never raises for what an engine does. `url` is without `/v1`; `model` empty takes the engine's first.
 
-    `timeout_s` bounds each GET (they run together), `chat_timeout_s` each of the two requests: a busy engine
+    Without `chat` only the GETs are done. `timeout_s` bounds each GET (they run together), `chat_timeout_s` each of the two requests: a busy engine
     answers late, and its facts then stay None.
     """
     caller = EngineCaller(session, url, api_key)
@@ -98,7 +121,7 @@ async def probe_engine(
         and tokenized.ok
         and isinstance(_map(tokenized.body).get("tokens"), list),
     )
-    return await _probe_chat(caller, facts, chat_timeout_s)
+    return await _probe_chat(caller, facts, chat_timeout_s) if chat else facts
 
 
 class EngineCaller:
@@ -198,8 +221,13 @@ def read_models(listing: Answer | Unanswered, wanted: str) -> EngineFacts:
         )
     model = wanted or names[0]
     window = served[model].get("max_model_len")
+    root = served[model].get("root")
     return EngineFacts(
-        reachable=True, model=model, models=names, max_model_len=window if isinstance(window, int) else None
+        reachable=True,
+        model=model,
+        models=names,
+        root=root if isinstance(root, str) else None,
+        max_model_len=window if isinstance(window, int) else None,
     )
 
 

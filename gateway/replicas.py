@@ -1,0 +1,91 @@
+"""Where a request runs: the engine, what is known of it, and whether it is well."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from types import TracebackType
+
+import aiohttp
+
+from gateway.backends.facts import EngineFacts, probe_engine
+from gateway.backends.vllm import EngineLimits, VllmBackend
+from gateway.serving import Serving, make_serving
+from gateway.settings import Settings
+
+log = logging.getLogger("headstart.replicas")
+
+_INCONCLUSIVE_PROBES = 5
+
+
+class Replica:
+    """One engine. A background probe notices that it came, went, or serves another model.
+
+    A failed probe never stops a request: each one tries the engine itself.
+    """
+
+    def __init__(self, settings: Settings, session: aiohttp.ClientSession, limits: EngineLimits) -> None:
+        self._settings = settings
+        self._session = session
+        self.backend = VllmBackend(session, settings.engine_url, settings.engine_api_key, limits)
+        self.serving = make_serving(settings, EngineFacts(reachable=False))
+        self._followers: list[Callable[[Serving], None]] = []
+        self._inconclusive = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def on_change(self, follow: Callable[[Serving], None]) -> None:
+        """`follow` is called with every new Serving, on the event loop."""
+        self._followers.append(follow)
+
+    @property
+    def model(self) -> str | None:
+        """The served model's name, None until the engine has told it."""
+        return self.serving.facts.model or self._settings.model or None
+
+    async def __aenter__(self) -> "Replica":
+        await self.probe()
+        self._task = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.probe_interval_s)
+            await self.probe()
+
+    async def probe(self) -> None:
+        """Asks the engine; the full questions only until they are answered or it changed."""
+        known = self.serving.facts
+        settled = known.reachable and (known.conclusive or self._inconclusive >= _INCONCLUSIVE_PROBES)
+        facts = await probe_engine(
+            self._session,
+            self._settings.engine_url,
+            self._settings.engine_api_key,
+            model=self._settings.model,
+            chat=not settled,
+        )
+        if settled and facts.same_engine(known):
+            return
+        if settled and facts.reachable:
+            facts = await probe_engine(
+                self._session,
+                self._settings.engine_url,
+                self._settings.engine_api_key,
+                model=self._settings.model,
+            )
+        self._inconclusive = self._inconclusive + 1 if facts.reachable and not facts.conclusive else 0
+        if facts == known:
+            return
+        if facts.reachable != known.reachable:
+            log.info("engine %s", f"reachable, serving {facts.model}" if facts.reachable else "not reachable")
+        if not facts.reachable and known.reachable:
+            # What was known of the model still shapes prompts when the engine comes back.
+            facts = known.gone(facts.error)
+        self.serving = await asyncio.to_thread(make_serving, self._settings, facts)
+        for follow in self._followers:
+            follow(self.serving)

@@ -1,0 +1,162 @@
+"""Everything that follows from which model the engine serves: tokenizer, template, planner, builder."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.backends.facts import EngineFacts
+from gateway.settings import Settings
+from prompt_builder.builder import PromptBuilder
+from prompt_builder.labels import Renderer
+from prompt_builder.planner import Planner
+from prompt_builder.template import ChatTemplate, load_template
+from prompt_builder.tokenizer import EstimateTokenizer, load_tokenizer
+from prompt_builder.types import Tokenizer
+from retrieval.types import RenderedChunk
+
+log = logging.getLogger("headstart.serving")
+
+DEFAULT_BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A feature that the engine or the machine does not offer, what that costs, and the cure."""
+
+    feature: str
+    cost: str
+    cure: str
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Replaced whole when the engine's facts change; a request uses one from beginning to end."""
+
+    facts: EngineFacts
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    renderer: Renderer
+    planner: Planner
+    builder: PromptBuilder
+    missing: tuple[Missing, ...]
+
+    @property
+    def token_exact(self) -> bool:
+        """Whether prompts go to the engine as token ids."""
+        return self.facts.token_ids_accepted is True and self.tokenizer.exact and self.template is not None
+
+
+def make_serving(settings: Settings, facts: EngineFacts) -> Serving:
+    """Reads tokenizer and template files: call it off the event loop."""
+    folder = next(iter(_tokenizer_folders(settings, facts)), None)
+    tokenizer: Tokenizer = EstimateTokenizer()
+    template: ChatTemplate | None = None
+    if folder is not None:
+        try:
+            tokenizer = load_tokenizer(folder)
+            template = load_template(folder)
+        except (OSError, ValueError) as error:
+            log.warning("the tokenizer in %s cannot be used: %s", folder, error)
+    block_tokens = facts.block_size or DEFAULT_BLOCK_TOKENS
+    return Serving(
+        facts=facts,
+        tokenizer=tokenizer,
+        template=template,
+        renderer=Renderer(tokenizer),
+        planner=Planner(
+            tokenizer,
+            template,
+            settings.instructions,
+            rendering=settings.rendering,
+            chunk_order=settings.chunk_order,
+            evidence_lines=settings.evidence_lines,
+        ),
+        builder=PromptBuilder(tokenizer, template, settings.instructions, block_tokens),
+        missing=tuple(_missing(facts, tokenizer, template)),
+    )
+
+
+def _tokenizer_folders(settings: Settings, facts: EngineFacts) -> Iterator[Path]:
+    """Where the served model's tokenizer may lie, best first; only folders that hold one."""
+    named = [settings.tokenizer] if settings.tokenizer else [facts.root, facts.model]
+    models = settings.cache_dir / "models"
+    for name in named:
+        if not name:
+            continue
+        for folder in (Path(name).expanduser(), models / Path(name).name, *_hub_folders(name)):
+            if (folder / "tokenizer.json").is_file():
+                yield folder
+
+
+def _hub_folders(name: str) -> Iterator[Path]:
+    """The local cache of the model hub; nothing is downloaded."""
+    if name.count("/") != 1 or name.startswith(("/", ".", "~")):
+        return
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "tokenizer.json")
+    except HFValidationError:
+        return
+    if isinstance(found, str):
+        yield Path(found).parent
+
+
+def _missing(facts: EngineFacts, tokenizer: Tokenizer, template: ChatTemplate | None) -> Iterator[Missing]:
+    if not facts.reachable:
+        yield Missing(
+            "engine", "no answers; documents and search work", "start the engine or set HEADSTART_ENGINE_URL"
+        )
+        return
+    if facts.error:
+        yield Missing("model", "no answers", facts.error)
+    if not tokenizer.exact:
+        yield Missing(
+            "tokenizer",
+            "token counts are estimates and prompts go as text: the prefix may differ from what the engine holds",
+            "set HEADSTART_TOKENIZER to the folder of the served model's tokenizer.json",
+        )
+    elif template is None:
+        yield Missing("chat template", "prompts go as text", "put chat_template.jinja beside tokenizer.json")
+    if facts.token_ids_accepted is False:
+        yield Missing(
+            "token ids in chat", "prompts go as text and the engine tokenizes them", "use vLLM 0.32 or newer"
+        )
+    if facts.max_model_len is None:
+        yield Missing("context window", "prompts are not fitted to the window", "serve max_model_len in /v1/models")
+    if facts.prompt_tokens_details is False:
+        yield Missing(
+            "cached tokens",
+            "cached and uncached tokens are unknown",
+            "start vLLM with --enable-prompt-tokens-details",
+        )
+    if facts.cache_salt is False:
+        yield Missing("cache salt", "tenants share the engine's prefix cache", "use an engine that takes cache_salt")
+    if facts.per_request_metrics is False:
+        yield Missing(
+            "request metrics",
+            "queueing in the engine counts as prefill",
+            "start vLLM with --enable-per-request-metrics",
+        )
+
+
+class LiveRenderer:
+    """The chunk renderer of whatever model is served now; ingestion holds this one for good."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._renderer = serving.renderer
+
+    def follow(self, serving: Serving) -> None:
+        self._renderer = serving.renderer
+
+    @property
+    def fingerprint(self) -> str:
+        return self._renderer.fingerprint
+
+    def count(self, text: str) -> int:
+        return self._renderer.count(text)
+
+    def render(self, title: str, text: str) -> RenderedChunk:
+        return self._renderer.render(title, text)
