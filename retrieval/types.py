@@ -37,7 +37,10 @@ class ChunkRenderer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A stored chunk. `row_id` is unique in the database and never reused; it is the id in the indexes."""
+    """A stored chunk. `row_id` is unique in the database and never reused; it is the id in the indexes.
+
+    `rendered.token_ids` are valid only under the renderer whose fingerprint is `renderer_fingerprint`.
+    """
 
     row_id: int
     store_id: str
@@ -49,6 +52,7 @@ class Chunk:
     label: str
     rendered: RenderedChunk
     attributes: Attributes
+    renderer_fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,90 @@
+"""SQLite connections for many threads: one writer at a time, readers that never wait for it."""
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+IDLE_READERS = 8
+
+
+class Connections:
+    """Transactions on one database file in WAL mode. Blocking; usable from any thread.
+
+    `write()` holds the process's writer lock and commits on success, rolls back on any exception.
+    `read()` sees one consistent snapshot. At most eight idle read connections are kept. The writer lock is not
+    re-entrant: a transaction never starts inside another.
+    """
+
+    def __init__(self, path: Path, busy_timeout_s: float = 30.0) -> None:
+        self._path = path
+        self._busy_timeout_s = busy_timeout_s
+        self._write_lock = threading.Lock()
+        self._idle_lock = threading.Lock()
+        self._idle: list[sqlite3.Connection] = []
+        self._closed = False
+        self._writer = self._connect()
+        self._writer.execute("PRAGMA journal_mode = WAL")
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
+        )
+        connection.row_factory = sqlite3.Row
+        connection.execute("PRAGMA foreign_keys = ON")
+        # FULL: a commit that was acknowledged survives a power cut, not only a killed process.
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        return connection
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        with self._write_lock:
+            if self._closed:
+                raise sqlite3.ProgrammingError("the database is closed")
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._writer
+            except BaseException:
+                self._writer.execute("ROLLBACK")
+                raise
+            self._writer.execute("COMMIT")
+
+    @contextmanager
+    def read(self) -> Iterator[sqlite3.Connection]:
+        connection = self._borrow()
+        try:
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            finally:
+                connection.execute("ROLLBACK")
+        finally:
+            self._give_back(connection)
+
+    def close(self) -> None:
+        """Waits for the write in progress. Readers in progress finish and close their connection."""
+        with self._write_lock, self._idle_lock:
+            if self._closed:
+                return
+            self._closed = True
+            for connection in self._idle:
+                connection.close()
+            self._idle.clear()
+            self._writer.close()
+
+    def _borrow(self) -> sqlite3.Connection:
+        with self._idle_lock:
+            if self._closed:
+                raise sqlite3.ProgrammingError("the database is closed")
+            if self._idle:
+                return self._idle.pop()
+        return self._connect()
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        with self._idle_lock:
+            if not self._closed and len(self._idle) < IDLE_READERS:
+                self._idle.append(connection)
+                return
+        connection.close()
