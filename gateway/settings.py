@@ -18,6 +18,11 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headstart"
 
 
+def process_environment() -> dict[str, str]:
+    """A copy of this process's environment, for the processes that it starts."""
+    return dict(os.environ)
+
+
 class Settings(BaseSettings):
     """Frozen. A variable wins over the file; the file over the default. docs/settings.md lists all."""
 
