@@ -59,6 +59,11 @@ class EmbeddedEngine:
         """Base URL, without `/v1`."""
         return self.options.url
 
+    @property
+    def pid(self) -> int:
+        """Process id of the guard, which is the parent of all of the engine's processes."""
+        return self._running_guard().pid
+
     async def __aenter__(self) -> Self:
         _require_free_port(self.options.host, self.options.port)
         model_dir = await asyncio.to_thread(prepare_model, self._cache_dir, self._environment, self._steps)
@@ -78,13 +83,16 @@ class EmbeddedEngine:
 
     async def wait(self) -> int:
         """Returns the exit status when the engine ends by itself."""
-        if self._guard is None:
-            raise EngineError("The embedded engine is not running.")
-        return await self._guard.wait()
+        return await self._running_guard().wait()
 
     def log_tail(self, lines: int = LOG_LINES_SHOWN) -> str:
         """The last lines that the engine wrote."""
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+
+    def _running_guard(self) -> asyncio.subprocess.Process:
+        if self._guard is None:
+            raise EngineError("The embedded engine is not running.")
+        return self._guard
 
     async def _start(self, model_dir: Path) -> asyncio.subprocess.Process:
         cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
