@@ -1,0 +1,34 @@
+"""Prompts as the engine caches them: chained hashes of whole blocks of token ids."""
+
+import struct
+from collections.abc import Sequence
+from hashlib import blake2b
+
+HASH_BYTES = 16
+
+
+def block_hashes(token_ids: Sequence[int], block_size: int, salt: str = "") -> tuple[bytes, ...]:
+    """One 16-byte hash for each whole block of `block_size` tokens; a partial last block has none.
+
+    Each hash covers its block's ids and, through its parent, everything before it, so two prompts share
+    their first n hashes exactly when they share their first n blocks. `salt` goes into the first parent:
+    prompts under different salts share nothing. Raises ValueError when `block_size` is not positive.
+    """
+    if block_size <= 0:
+        raise ValueError(f"block_size must be positive, not {block_size}")
+    whole = len(token_ids) // block_size
+    packed = memoryview(struct.pack(f"<{whole * block_size}I", *token_ids[: whole * block_size]))
+    stride = 4 * block_size
+    parent = root_hash(block_size, salt)
+    hashes = []
+    for start in range(0, whole * stride, stride):
+        block = blake2b(parent, digest_size=HASH_BYTES)
+        block.update(packed[start : start + stride])
+        parent = block.digest()
+        hashes.append(parent)
+    return tuple(hashes)
+
+
+def root_hash(block_size: int, salt: str = "") -> bytes:
+    """The parent of the first block. Block sizes do not mix: each has its own root."""
+    return blake2b(f"{block_size}:{salt}".encode(), digest_size=HASH_BYTES).digest()
