@@ -37,7 +37,7 @@ $(READY): pyproject.toml | $(BIN)/python
 
 # The browser tests need a Chromium; where none is found and none can be installed they are skipped, and say so.
 browser:
-	@if command -v chromium chromium-browser google-chrome >/dev/null; then :; \
+	@if command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "== Chromium, for the browser tests" && \
 		apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends chromium; \

@@ -43,11 +43,11 @@ def prepare_model(cache_dir: Path, environment: Mapping[str, str], steps: Steps)
     """
     require_packages()
     target = model_path(cache_dir)
-    if _is_prepared(target):
+    if is_prepared(target):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.parent / f".{MODEL_NAME}.lock", steps):
-        if not _is_prepared(target):
+    with locked(target.parent / f".{MODEL_NAME}.lock", steps):
+        if not is_prepared(target):
             _remove_leftovers(target)
             _build(target, environment, steps)
     return target
@@ -64,7 +64,7 @@ def _build(target: Path, environment: Mapping[str, str], steps: Steps) -> None:
     building = Path(tempfile.mkdtemp(prefix=f".{MODEL_NAME}.new-", dir=target.parent))
     try:
         _convert(_gguf_file(), building, environment, steps)
-        _write_marker(building)
+        write_marker(building)
         _share(building)
         if target.exists():
             target.rename(target.parent / f".{MODEL_NAME}.old")
@@ -113,7 +113,7 @@ def _share(folder: Path) -> None:
         file.chmod(0o644)
 
 
-def _write_marker(folder: Path) -> None:
+def write_marker(folder: Path) -> None:
     sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
     marker = {"recipe": RECIPE, "packages": _versions(), "file_bytes": sizes}
     (folder / MARKER).write_text(json.dumps(marker, indent=2) + "\n")
@@ -123,7 +123,7 @@ def _versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
-def _is_prepared(folder: Path) -> bool:
+def is_prepared(folder: Path) -> bool:
     """True when the marker is of this recipe and package, and every file still has its size."""
     try:
         marker = json.loads((folder / MARKER).read_text())
@@ -145,7 +145,7 @@ def _remove_leftovers(target: Path) -> None:
 
 
 @contextmanager
-def _locked(lock_file: Path, steps: Steps) -> Iterator[None]:
+def locked(lock_file: Path, steps: Steps) -> Iterator[None]:
     """The lock goes with the process: a crash leaves none behind."""
     with lock_file.open("w") as lock:
         try:
