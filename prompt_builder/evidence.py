@@ -71,6 +71,13 @@ def evidence_lines(
     return "\n".join([EVIDENCE_MARK, *reversed(quoted.values())])
 
 
+def most_tokens(lines: int, count: Callable[[str], int], token_budget: int = TOKEN_BUDGET) -> int:
+    """More than evidence of this many lines can have, its heading, labels and quotation marks included."""
+    if lines <= 0:
+        return 0
+    return token_budget + count(f"{EVIDENCE_MARK}\n\n") + lines * (count("[k0a1b] “”\n") + 4)
+
+
 def sentences(text: str) -> list[str]:
     """Sentences of text in any script, white space collapsed; very long ones are cut between words."""
     found: list[str] = []

@@ -1,9 +1,10 @@
 """What goes into a prompt: chunks, turns and room for the answer, within the model's context window."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from prompt_builder.evidence import evidence_lines
+from prompt_builder.choice import Turn, against_standing, distinct, flat, ordered, turns
+from prompt_builder.evidence import evidence_lines, most_tokens
 from prompt_builder.layout import (
     block_tokens,
     blocks_of,
@@ -14,7 +15,6 @@ from prompt_builder.layout import (
 )
 from prompt_builder.template import ChatTemplate
 from prompt_builder.types import (
-    Candidate,
     ChunkOrder,
     Dropped,
     Limits,
@@ -32,17 +32,16 @@ from retrieval.types import Candidates
 # front; a cut of one turn a time would move it at every turn.
 TURNS_PER_CUT = 4
 
-Turn = Sequence[PastMessage]
-
 
 class Planner:
     """Pure: the same arguments give the same plan.
 
     In a window that is too small things leave in this order, each with a reason in `Plan.dropped`: chunks, least
-    relevant first, down to one; then whole turns, oldest first; then `max_tokens` shrinks, down to
-    `min_answer_tokens`; then evidence and the last chunk. A `max_tokens` above half of the window claims only that
-    half against chunks and turns (a client that asks for everything must not lose its documents for it) and is
-    cut to what is left. System text, facts and question always stay.
+    relevant first, down to one; then whole turns, oldest first, in steps of TURNS_PER_CUT (room that a step leaves
+    over goes to chunks again); then `max_tokens` shrinks, down to `min_answer_tokens`; then evidence and the last
+    chunk. A `max_tokens` above half of the window claims only that half against chunks and turns (a client that asks
+    for everything must not lose its documents for it) and is cut to what is left. System text, facts and question
+    always stay.
     """
 
     def __init__(
@@ -61,18 +60,18 @@ class Planner:
         self._rendering: Rendering = rendering
         self._chunk_order: ChunkOrder = chunk_order
         self._evidence_lines = evidence_lines
+        self._evidence_tokens = most_tokens(evidence_lines, tokenizer.count)
 
     def plan(self, transcript: Transcript, candidates: Candidates, limits: Limits) -> Plan:
         """The largest plan that fits `limits`; raises QuestionTooLong when not even the question does."""
-        wanted, dropped = _distinct(candidates.items, limits.top_k)
-        whole = self._draft(transcript, transcript.past, wanted, limits.max_tokens)
+        wanted, clashes = distinct(candidates.items, limits.top_k)
+        whole = self._with_evidence(self._draft(transcript, transcript.past, wanted, limits), wanted)
         if limits.window_tokens is None:
-            return replace(whole, dropped=tuple(dropped))
-        room = _Room.of(limits, limits.window_tokens)
-        if self.tokens(whole) <= room.prompt_tokens:
-            return self._clamped(whole, room, dropped)
-        plan = self._trimmed(transcript, wanted, room, dropped)
-        return self._clamped(plan, room, dropped)
+            return _and_dropped(whole, clashes)
+        room = Room.of(limits, limits.window_tokens)
+        if self.tokens(whole) > room.prompt_tokens:
+            whole = self._trimmed(transcript, wanted, limits, room)
+        return self._clamped(_and_dropped(whole, clashes), room)
 
     def tokens(self, plan: Plan) -> int:
         """Prompt tokens of a plan, as the builder will count them."""
@@ -82,207 +81,147 @@ class Planner:
         return contents + scaffold_tokens(roles, self._tokenizer, self._template)
 
     def _draft(
-        self,
-        transcript: Transcript,
-        past: Sequence[PastMessage],
-        wanted: Sequence[PromptChunk],
-        max_tokens: int | None,
+        self, transcript: Transcript, past: Sequence[PastMessage], wanted: Sequence[PromptChunk], limits: Limits
     ) -> Plan:
+        """The plan of these turns and chunks, without evidence."""
         kept = repaired_references(past) if self._rendering == "kept" else tuple(past)
-        standing = _standing_texts(kept) if self._rendering == "kept" else {}
-        sent = [chunk for chunk in wanted if chunk.label not in standing]
-        referred = [chunk for chunk in wanted if standing.get(chunk.label) == chunk.rendered.text]
-        ordered = _ordered(sent, self._chunk_order)
-        evidence = evidence_lines(
-            transcript.question, [*sent, *referred], lines=self._evidence_lines, count=self._tokenizer.count
-        )
+        sent, referred, clashes = against_standing(wanted, kept if self._rendering == "kept" else ())
         return Plan(
             system=transcript.system,
             past=kept,
             rendering=self._rendering,
-            chunks=ordered,
-            references=_ordered(referred, self._chunk_order),
-            evidence=evidence,
+            chunks=ordered(sent, self._chunk_order),
+            references=ordered(referred, self._chunk_order),
+            evidence="",
             facts=transcript.facts,
             question=transcript.question,
-            max_tokens=max_tokens,
-            dropped=(),
+            max_tokens=limits.max_tokens,
+            dropped=tuple(clashes),
         )
 
-    def _trimmed(
-        self, transcript: Transcript, wanted: Sequence[PromptChunk], room: "_Room", dropped: list[Dropped]
-    ) -> Plan:
-        bare = self._draft(transcript, (), (), room.max_tokens)
-        fixed_tokens = self.tokens(bare)
-        if fixed_tokens > room.most_prompt_tokens:
-            question_tokens = self._tokenizer.count(transcript.question)
-            raise QuestionTooLong(
-                question_tokens, fixed_tokens - question_tokens, room.window_tokens, room.least_answer_tokens
-            )
-        turns = _turns(transcript.past)
-        first = wanted[:1]
-        cut, chunks = self._first_cut(transcript, turns, first, room)
-        past = [message for turn in turns[cut:] for message in turn]
-        plan = self._draft(transcript, past, chunks, room.max_tokens)
-        for more in range(len(chunks) + 1, len(wanted) + 1) if chunks else ():
-            larger = self._draft(transcript, past, wanted[:more], room.max_tokens)
-            if self.tokens(larger) > room.prompt_tokens:
-                break
-            plan, chunks = larger, wanted[:more]
-        plan = self._without_evidence_if_tight(plan, room, dropped)
-        self._say(plan, wanted, chunks, turns[:cut], room, dropped)
-        return plan
+    def _with_evidence(self, plan: Plan, wanted: Sequence[PromptChunk]) -> Plan:
+        shown = {chunk.label for chunk in (*plan.chunks, *plan.references)}
+        evidence = evidence_lines(
+            plan.question,
+            [chunk for chunk in wanted if chunk.label in shown],
+            lines=self._evidence_lines,
+            count=self._tokenizer.count,
+        )
+        return replace(plan, evidence=evidence)
 
-    def _first_cut(
-        self,
-        transcript: Transcript,
-        turns: Sequence[Turn],
-        first: Sequence[PromptChunk],
-        room: "_Room",
-    ) -> tuple[int, Sequence[PromptChunk]]:
-        """How many turns leave so that the most relevant chunk fits, and that chunk, if it can be had at all."""
-        if first:
-            cut = self._least_cut(transcript, turns, first, room.prompt_tokens)
-            if cut is not None:
-                return cut, first
-            alone = self._draft(transcript, (), first, room.max_tokens)
-            if self.tokens(replace(alone, evidence="")) <= room.most_prompt_tokens:
-                return len(turns), first
-        cut = self._least_cut(transcript, turns, (), room.prompt_tokens)
-        return (len(turns) if cut is None else cut), ()
+    def _trimmed(self, transcript: Transcript, wanted: Sequence[PromptChunk], limits: Limits, room: "Room") -> Plan:
+        self._refuse_if_too_long(self._draft(transcript, (), (), limits), room)
+        groups = turns(transcript.past)
 
-    def _least_cut(
-        self, transcript: Transcript, turns: Sequence[Turn], chunks: Sequence[PromptChunk], most: int
-    ) -> int | None:
-        """The fewest oldest turns to leave out, in steps of TURNS_PER_CUT while any remains; None if none helps."""
+        def tokens(cut: int, chunks: int) -> int:
+            return self.tokens(self._draft(transcript, flat(groups[cut:]), wanted[:chunks], limits))
 
-        def fits(cut: int) -> bool:
-            past = [message for turn in turns[cut:] for message in turn]
-            return self.tokens(self._draft(transcript, past, chunks, None)) <= most
+        for_chunks = room.prompt_tokens - self._evidence_tokens
+        cut, least_chunks = self._cut(len(groups), min(1, len(wanted)), tokens, for_chunks, room)
+        chunks = least_chunks
+        if least_chunks:
+            # The largest number that fits: prompts only grow with the number of chunks.
+            chunks += _first(len(wanted) - 1, lambda more: tokens(cut, 2 + more) > for_chunks)
+        plan = self._draft(transcript, flat(groups[cut:]), wanted[:chunks], limits)
+        dropped = [
+            *self._dropped_chunks(wanted[chunks:], self.tokens(plan), room),
+            *self._dropped_turns(groups[:cut], room),
+        ]
+        return self._evidence_if_it_fits(_and_dropped(plan, dropped), wanted, room)
 
-        if not fits(len(turns)):
-            return None
-        low, high = 0, len(turns)
-        while low < high:
-            middle = (low + high) // 2
-            if fits(middle):
-                high = middle
-            else:
-                low = middle + 1
-        stepped = -(-low // TURNS_PER_CUT) * TURNS_PER_CUT
-        return stepped if stepped < len(turns) else low
+    def _cut(
+        self, turn_count: int, chunks: int, tokens: Callable[[int, int], int], for_chunks: int, room: "Room"
+    ) -> tuple[int, int]:
+        """How many oldest turns leave, and whether the most relevant chunk (1) or none (0) is sent."""
+        if chunks and tokens(turn_count, chunks) > for_chunks:
+            if tokens(turn_count, chunks) <= room.most_prompt_tokens:
+                return turn_count, chunks
+            chunks = 0
+        most = for_chunks if chunks else room.prompt_tokens
+        cut = _first(turn_count, lambda cut: tokens(cut, chunks) <= most)
+        stepped = -(-cut // TURNS_PER_CUT) * TURNS_PER_CUT
+        return (stepped if stepped < turn_count else cut), chunks
 
-    def _without_evidence_if_tight(self, plan: Plan, room: "_Room", dropped: list[Dropped]) -> Plan:
-        tokens = self.tokens(plan)
-        if not plan.evidence or tokens <= room.most_prompt_tokens:
-            return plan
-        reason = f"With evidence lines the prompt has {tokens} tokens, over the {room.most_prompt_tokens} that fit."
-        dropped.append(Dropped("evidence", "evidence", reason))
-        return replace(plan, evidence="")
+    def _evidence_if_it_fits(self, plan: Plan, wanted: Sequence[PromptChunk], room: "Room") -> Plan:
+        without = self.tokens(plan)
+        most = room.prompt_tokens if without <= room.prompt_tokens else room.most_prompt_tokens
+        full = self._with_evidence(plan, wanted)
+        tokens = self.tokens(full)
+        if tokens <= most:
+            return full
+        reason = f"With evidence lines the prompt has {tokens} tokens, more than the {most} that fit."
+        return _and_dropped(plan, [Dropped("evidence", "evidence", reason)])
 
-    def _say(
-        self,
-        plan: Plan,
-        wanted: Sequence[PromptChunk],
-        chunks: Sequence[PromptChunk],
-        cut_turns: Sequence[Turn],
-        room: "_Room",
-        dropped: list[Dropped],
-    ) -> None:
-        tokens = self.tokens(plan)
-        limit = f"{room.prompt_tokens} of the window's {room.window_tokens} tokens are for the prompt"
-        for chunk in reversed(wanted[len(chunks) :]):
+    def _refuse_if_too_long(self, bare: Plan, room: "Room") -> None:
+        tokens = self.tokens(bare)
+        if tokens > room.most_prompt_tokens:
+            question = self._tokenizer.count(bare.question)
+            raise QuestionTooLong(question, tokens - question, room.window_tokens, room.least_answer_tokens)
+
+    def _dropped_chunks(self, chunks: Sequence[PromptChunk], taken: int, room: "Room") -> list[Dropped]:
+        """Least relevant first, as they leave."""
+        dropped = []
+        for chunk in reversed(chunks):
             size = len(chunk.rendered.token_ids) or self._tokenizer.count(chunk.rendered.text)
-            reason = f"Its {size} tokens do not fit: {limit}, {tokens} are taken."
+            reason = f"Its {size} tokens do not fit: {room}, and {taken} of them are taken."
             dropped.append(Dropped("chunk", chunk.label, reason))
-        for place, turn in enumerate(cut_turns, 1):
-            size = sum(block_tokens(past_block(message, self._rendering), self._tokenizer) for message in turn)
-            reason = f"Past turn {place} ({len(turn)} messages, {size} tokens) is left out: {limit}."
-            dropped.append(Dropped("turn", str(place), reason))
+        return dropped
 
-    def _clamped(self, plan: Plan, room: "_Room", dropped: list[Dropped]) -> Plan:
-        left = room.window_tokens - self.tokens(plan)
+    def _dropped_turns(self, groups: Sequence[Turn], room: "Room") -> list[Dropped]:
+        dropped = []
+        for place, turn in enumerate(groups, 1):
+            size = sum(block_tokens(past_block(message, self._rendering), self._tokenizer) for message in turn)
+            reason = f"Past turn {place} ({len(turn)} messages, {size} tokens) is left out: {room}."
+            dropped.append(Dropped("turn", str(place), reason))
+        return dropped
+
+    def _clamped(self, plan: Plan, room: "Room") -> Plan:
+        tokens = self.tokens(plan)
+        left = room.window_tokens - tokens
         if plan.max_tokens is None or plan.max_tokens <= left:
-            return replace(plan, dropped=tuple(dropped))
+            return plan
         reason = (
-            f"{room.window_tokens - left} prompt tokens and max_tokens {plan.max_tokens} exceed the window of "
-            f"{room.window_tokens} tokens: max_tokens is {left}."
+            f"{tokens} prompt tokens and max_tokens {plan.max_tokens} exceed the window of {room.window_tokens} "
+            f"tokens: max_tokens is {left}."
         )
-        dropped.append(Dropped("max_tokens", str(plan.max_tokens), reason))
-        return replace(plan, max_tokens=left, dropped=tuple(dropped))
+        return replace(_and_dropped(plan, [Dropped("max_tokens", str(plan.max_tokens), reason)]), max_tokens=left)
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
-    """Tokens of the window. `prompt_tokens`: what chunks and turns may fill; `most_prompt_tokens`: beside the
-    least answer."""
+class Room:
+    """Tokens of the window.
+
+    `prompt_tokens` are for the prompt while chunks and turns can still leave, `most_prompt_tokens` beside the least
+    answer.
+    """
 
     window_tokens: int
     prompt_tokens: int
     most_prompt_tokens: int
     least_answer_tokens: int
-    max_tokens: int | None
 
     @classmethod
-    def of(cls, limits: Limits, window_tokens: int) -> "_Room":
+    def of(cls, limits: Limits, window_tokens: int) -> "Room":
         asked = limits.min_answer_tokens if limits.max_tokens is None else limits.max_tokens
         least = min(asked, limits.min_answer_tokens)
         reserved = max(least, min(asked, window_tokens // 2))
-        return cls(window_tokens, window_tokens - reserved, window_tokens - least, least, limits.max_tokens)
+        return cls(window_tokens, window_tokens - reserved, window_tokens - least, least)
+
+    def __str__(self) -> str:
+        return f"{max(0, self.prompt_tokens)} of the window's {self.window_tokens} tokens are for the prompt"
 
 
-def _distinct(items: Sequence[Candidate], top_k: int) -> tuple[list[PromptChunk], list[Dropped]]:
-    """The `top_k` most relevant chunks, most relevant first, one for each label, whatever the order of `items`."""
-    ranked = sorted(items, key=lambda item: (-item.relevance, item.chunk.label, item.chunk.row_id))
-    taken: dict[str, PromptChunk] = {}
-    dropped = []
-    for item in ranked:
-        if len(taken) == top_k:
-            break
-        chunk = item.chunk
-        twin = taken.get(chunk.label)
-        if twin is None:
-            taken[chunk.label] = _prompt_chunk(item)
-        elif twin.rendered.text != chunk.rendered.text:
-            reason = f"Another, more relevant chunk has the same label with other text ({twin.filename})."
-            dropped.append(Dropped("chunk", chunk.label, reason))
-    return list(taken.values()), dropped
+def _and_dropped(plan: Plan, dropped: Sequence[Dropped]) -> Plan:
+    return replace(plan, dropped=(*plan.dropped, *dropped))
 
 
-def _prompt_chunk(item: Candidate) -> PromptChunk:
-    chunk = item.chunk
-    return PromptChunk(
-        label=chunk.label,
-        file_id=chunk.file_id,
-        filename=chunk.filename,
-        title=chunk.title,
-        relevance=item.relevance,
-        body=chunk.text,
-        rendered=chunk.rendered,
-    )
-
-
-def _ordered(chunks: Sequence[PromptChunk], order: ChunkOrder) -> tuple[PromptChunk, ...]:
-    if order == "label":
-        return tuple(sorted(chunks, key=lambda chunk: chunk.label))
-    sign = 1 if order == "relevance_last" else -1
-    return tuple(sorted(chunks, key=lambda chunk: (sign * chunk.relevance, chunk.label)))
-
-
-def _standing_texts(past: Sequence[PastMessage]) -> dict[str, str]:
-    return {
-        chunk.label: chunk.rendered.text
-        for message in past
-        if message.context is not None
-        for chunk in message.context.chunks
-    }
-
-
-def _turns(past: Sequence[PastMessage]) -> list[list[PastMessage]]:
-    """Groups that begin with a user message, so that what remains after a cut begins with one too."""
-    turns: list[list[PastMessage]] = []
-    for message in past:
-        if message.role == "user" or not turns:
-            turns.append([])
-        turns[-1].append(message)
-    return turns
+def _first(end: int, holds: Callable[[int], bool]) -> int:
+    """The first number below `end` for which `holds`, which stays true from there on; else `end`."""
+    low, high = 0, end
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low

@@ -3,6 +3,7 @@
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ class NoTemplate(Exception):
     """The model folder holds no chat template, or one that does not parse."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    reason: str
+
+
 class ChatTemplate:
     """A Jinja chat template as transformers runs it, in a sandbox.
 
@@ -44,7 +50,7 @@ class ChatTemplate:
         special_tokens: Mapping[str, str] | None = None,
         *,
         now: datetime = FIXED_DATE,
-        cached_role_tuples: int = 512,
+        cached_role_tuples: int = 128,
     ) -> None:
         environment = _environment(now)
         try:
@@ -55,7 +61,7 @@ class ChatTemplate:
         self.holds_clock = "strftime_now" in jinja2.meta.find_undeclared_variables(tree)
         self._special_tokens = dict(special_tokens or {})
         self._max_cached = cached_role_tuples
-        self._cached: OrderedDict[tuple[Role, ...], tuple[str, ...] | TemplateRefused] = OrderedDict()
+        self._cached: OrderedDict[tuple[Role, ...], tuple[str, ...] | _Refusal] = OrderedDict()
         self.accepts_system = self._accepts_system()
 
     @classmethod
@@ -86,11 +92,11 @@ class ChatTemplate:
                 self._cached.popitem(last=False)
         else:
             self._cached.move_to_end(key)
-        if isinstance(found, TemplateRefused):
-            raise found.with_traceback(None)
+        if isinstance(found, _Refusal):
+            raise TemplateRefused(found.reason)
         return found
 
-    def _scaffold(self, roles: tuple[Role, ...]) -> tuple[str, ...] | TemplateRefused:
+    def _scaffold(self, roles: tuple[Role, ...]) -> tuple[str, ...] | _Refusal:
         sentinels = [f"Qx{place:05d}hsContentZ" for place in range(len(roles))]
         messages = [{"role": role, "content": text} for role, text in zip(roles, sentinels, strict=True)]
         try:
@@ -102,12 +108,12 @@ class ChatTemplate:
                 **self._special_tokens,
             )
         except Exception as error:  # a template may fail in any way: it is code that came with a model
-            return TemplateRefused(f"The chat template refuses roles {_short(roles)}: {error}")
+            return _Refusal(f"The chat template refuses roles {_short(roles)}: {error}")
         pieces = []
         rest = rendered
         for role, sentinel in zip(roles, sentinels, strict=True):
             if rendered.count(sentinel) != 1 or sentinel not in rest:
-                return TemplateRefused(f"The chat template drops, repeats or moves a {role} message.")
+                return _Refusal(f"The chat template drops, repeats or moves a {role} message.")
             before, rest = rest.split(sentinel)
             pieces.append(before)
         return (*pieces, rest)
