@@ -1,0 +1,186 @@
+"""`headstart serve`: the gateway's HTTP server."""
+
+import ipaddress
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+import uvicorn
+
+from gateway.cli.http_guard import BoundedHeadProtocol
+from gateway.cli.terminal import FAILURE, USAGE, CliError, load_settings
+from gateway.http import AsgiApp, AsgiMessage, Receive, Scope, Send
+from gateway.logs import configure
+from gateway.settings import Settings
+from gateway.tenants import KeyFileError, load_tenants
+
+SHUTDOWN_LIMIT_S = 15
+KEEP_ALIVE_S = 75
+BACKLOG = 2048
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = None,
+    engine_url: Annotated[str | None, typer.Option(help="Base URL of the engine, without /v1.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of the database and the files.")] = None,
+    no_auth: Annotated[
+        bool, typer.Option("--no-auth", help="Allow an address other than loopback without keys.")
+    ] = False,
+) -> None:
+    """Start the gateway. Settings come from HEADSTART_* variables and headstart.toml; options win."""
+    settings = load_settings(
+        host=host, port=port, engine_url=engine_url, data_dir=data_dir, no_auth=True if no_auth else None
+    )
+    refuse_open_door(settings)
+    listener = bind(settings.host, settings.port)
+    try:
+        run_server(settings, listener)
+    finally:
+        listener.close()
+
+
+def refuse_open_door(settings: Settings) -> None:
+    """Raises CliError (2) when anybody on the network could use the gateway without a key."""
+    try:
+        keyless = load_tenants(settings.api_keys, settings.api_keys_file, b"").keyless
+    except KeyFileError as error:
+        raise CliError(str(error), USAGE) from error
+    if keyless and not settings.no_auth and not is_loopback(settings.host):
+        raise CliError(
+            f"Refusing to listen on {settings.host} without API keys: anybody who reaches it could use it. Make a "
+            "key with 'headstart key TENANT' and set HEADSTART_API_KEYS_FILE, or give --no-auth.",
+            USAGE,
+        )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket. Raises CliError: 1 when the port is taken, 2 when the address is not one of this machine."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise CliError(f"'{host}' is not an address to listen on.", USAGE) from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise CliError(
+            f"Cannot listen on {host}:{port}: {error.strerror}. Stop what uses it, or give another --port.", FAILURE
+        ) from error
+    return listener
+
+
+def run_server(settings: Settings, listener: socket.socket) -> None:
+    """Serves until SIGINT or SIGTERM, then lets requests end for at most `SHUTDOWN_LIMIT_S`.
+
+    Raises CliError (1) when the application cannot start.
+    """
+    from gateway.app import create_app  # brings in FAISS and the embedding libraries: only where it is served
+
+    configure(settings.log_format, settings.log_level)
+    try:
+        startup = StartupErrors(create_app(settings))
+    except (KeyFileError, OSError) as error:
+        raise CliError(f"The gateway cannot start: {error}") from error
+    config = uvicorn.Config(
+        startup,
+        loop="uvloop",
+        http=BoundedHeadProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_LIMIT_S,
+    )
+    server = AnnouncingServer(config, url_of(listener))
+    try:
+        server.run(sockets=[listener])
+    except SystemExit as error:
+        if startup.error is None:
+            raise
+        raise CliError(f"The gateway cannot start: {startup.error}") from error
+
+
+class AnnouncingServer(uvicorn.Server):
+    """Says in one line where it listens once it answers, and ends quietly after a signal."""
+
+    def __init__(self, config: uvicorn.Config, url: str) -> None:
+        super().__init__(config)
+        self._url = url
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:
+            print(f"Headstart listens on {self._url}", flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            print("Headstart stops; a second Ctrl-C does not wait for requests.", file=sys.stderr, flush=True)
+        super().handle_exit(sig, frame)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with super().capture_signals():
+            yield
+            # uvicorn would raise the signal again; to stop when told is a success here.
+            self._captured_signals.clear()
+
+
+class StartupErrors:
+    """Keeps the error that ended the application's start, so that it is told in one line and not as a traceback."""
+
+    def __init__(self, app: AsgiApp) -> None:
+        self._app = app
+        self.error: Exception | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+        answered = False
+
+        async def answer(message: AsgiMessage) -> None:
+            nonlocal answered
+            answered = True
+            await send(message)
+
+        async def unheard(message: AsgiMessage) -> None:
+            if message["type"] != "lifespan.startup.failed":
+                await answer(message)
+
+        try:
+            await self._app(scope, receive, unheard)
+        except Exception as error:
+            if answered:
+                raise
+            self.error = error
+            failed: dict[str, Any] = {"type": "lifespan.startup.failed", "message": ""}
+            await send(failed)
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

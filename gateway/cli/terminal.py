@@ -1,0 +1,95 @@
+"""What the commands share with the person at the terminal: consoles, errors in one line, readable quantities."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+from rich.console import Console
+
+from gateway.settings import Settings
+
+T = TypeVar("T")
+
+USAGE = 2
+FAILURE = 1
+
+# Control characters in a document or an answer could drive the terminal; tab and newline are kept.
+_CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+
+
+@dataclass(slots=True, eq=False)
+class CliError(Exception):
+    """Ends the command with one line on stderr. `exit_code`: 2 when the call is wrong, 1 when the work failed."""
+
+    message: str
+    exit_code: int = FAILURE
+
+    def __str__(self) -> str:
+        return self.message
+
+
+# A pipe or a file has no width; this one keeps table rows on one line.
+_PLAIN_WIDTH = 140
+
+
+def out() -> Console:
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+
+
+def err() -> Console:
+    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _PLAIN_WIDTH)
+
+
+def printable(text: str) -> str:
+    """`text` without control characters, fit for a terminal whatever document it came from."""
+    return text.translate(_CONTROLS)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Runs a command's coroutine; Ctrl-C cancels it and everything it owns is closed."""
+    return asyncio.run(work)
+
+
+async def within(work: Awaitable[T], limit_s: float, what: str) -> T:
+    """Raises CliError naming `what` when it takes longer than `limit_s`."""
+    try:
+        async with asyncio.timeout(limit_s):
+            return await work
+    except TimeoutError:
+        raise CliError(f"{what}: nothing within {limit_s:g} s.") from None
+
+
+def load_settings(**overrides: object) -> Settings:
+    """Settings with the options that were given; raises CliError (2) naming each setting that is wrong."""
+    given: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        wrong = "; ".join(
+            f"{'.'.join(str(part) for part in item['loc']) or 'settings'}: {item['msg']}" for item in error.errors()
+        )
+        raise CliError(f"Settings are wrong: {wrong}.", USAGE) from error
+    except (SettingsError, ValueError) as error:
+        # A headstart.toml that is not TOML, or a variable that is not what its setting takes.
+        raise CliError(f"Settings cannot be read: {error}.", USAGE) from error
+
+
+def ms(value: object) -> str:
+    """Milliseconds, in seconds from one second on; `?` where unknown."""
+    if not isinstance(value, int | float):
+        return "?"
+    return f"{value / 1000:.2f} s" if value >= 1000 else f"{value:.0f} ms"
+
+
+def count(value: object) -> str:
+    """A number of tokens or items; `?` where unknown, which is not 0."""
+    return f"{value:,}" if isinstance(value, int) else "?"
+
+
+def rate(value: object) -> str:
+    """Tokens per second."""
+    return f"{value:.1f}" if isinstance(value, int | float) else "?"
