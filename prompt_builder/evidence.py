@@ -11,7 +11,9 @@ from prompt_builder.types import PromptChunk
 
 TOKEN_BUDGET = 60
 MAX_SENTENCE_CHARS = 320
-LENGTH_WEIGHT = 0.5
+LENGTH_WEIGHT = 1.0
+RELEVANCE_WEIGHT = 0.5
+LEAST_QUOTE_TOKENS = 10
 
 _SENTENCE_END = re.compile(r"(?<=[.!?…۔؟।॥։።])\s+|(?<=[.!?…][\"'”’)\]])\s+|(?<=[。！？｡])|\n+")
 _CLAUSE_END = re.compile(r"(?<=[,;:،、，；])\s*|\s+")
@@ -41,31 +43,31 @@ def evidence_lines(
 ) -> str:
     """At most `lines` sentences over all chunks, most relevant last; empty when none shares a word.
 
-    A sentence scores the rarity of the question's words in it, over its length. Together the quotes stay
+    A sentence scores the rarity of the question's words in it, over its length, times its chunk's relevance (half
+    of the score does not ask for that). The best has the whole budget, the next what is left. Together the quotes stay
     within `token_budget` by `count`; a long one is cut at the end of a word. Does not depend on the order
     of `chunks`.
     """
     wanted = _terms_of(question)
     if lines <= 0 or not wanted:
         return ""
-    sentences = [sentence for chunk in chunks for sentence in _sentences_of(chunk)]
-    scores = _scores(wanted, sentences)
-    ranked = sorted((place for place, score in enumerate(scores) if score > 0), key=lambda i: (
-        -scores[i], -sentences[i].relevance, sentences[i].place,
-    ))  # fmt: skip
+    found = [sentence for chunk in chunks for sentence in _sentences_of(chunk)]
+    scores = _scores(wanted, found)
+    ranked = sorted(
+        (place for place, score in enumerate(scores) if score > 0),
+        key=lambda place: (-scores[place], -found[place].relevance, found[place].place),
+    )
     quoted: dict[str, str] = {}
     left = token_budget
     for place in ranked:
-        if len(quoted) == lines or left <= 4:
+        if len(quoted) == lines or left < LEAST_QUOTE_TOKENS:
             break
-        sentence = sentences[place]
+        sentence = found[place]
         if sentence.text in quoted:
             continue
-        share = left // (lines - len(quoted))
-        text = _cut(sentence.text, share, count)
-        if text:
-            quoted[sentence.text] = f"[{sentence.label}] “{text}”"
-            left -= count(text)
+        text = _cut(sentence.text, left, wanted, count)
+        quoted[sentence.text] = f"[{sentence.label}] “{text}”"
+        left -= count(text)
     if not quoted:
         return ""
     return "\n".join([EVIDENCE_MARK, *reversed(quoted.values())])
@@ -107,7 +109,8 @@ def _scores(wanted: frozenset[str], found: Sequence[_Sentence]) -> list[float]:
     rarity = {term: math.log(1 + len(found) / times) for term, times in seen_in.items()}
     mean_terms = sum(len(sentence.terms) for sentence in found) / len(found) or 1.0
     return [
-        sum(sorted(rarity[term] for term in sentence.terms & wanted))
+        (1 - RELEVANCE_WEIGHT + RELEVANCE_WEIGHT * sentence.relevance)
+        * sum(sorted(rarity[term] for term in sentence.terms & wanted))
         / (1 + LENGTH_WEIGHT * len(sentence.terms) / mean_terms)
         for sentence in found
     ]
@@ -142,18 +145,26 @@ def _pieces(sentence: str) -> list[str]:
     return [*pieces, piece] if piece else pieces
 
 
-def _cut(text: str, most_tokens: int, count: Callable[[str], int]) -> str:
-    """The longest start of `text` that ends after a word and has at most `most_tokens` with its ellipsis."""
+def _cut(text: str, most_tokens: int, wanted: frozenset[str], count: Callable[[str], int]) -> str:
+    """The longest run of words of at most `most_tokens` around the question's words; `…` where text is missing."""
     if count(text) <= most_tokens:
         return text
-    ends = [match.end() for match in re.finditer(r"\S+", text)][:-1]
-    if not ends or len(text) / len(ends) > 20:
-        ends = list(range(1, len(text)))
-    low, high = 0, len(ends)
+    words = [match.span() for match in re.finditer(r"\S+", text)]
+    if len(text) > 20 * len(words):
+        words = [(place, place + 1) for place in range(len(text))]
+    hits = [place for place, (start, end) in enumerate(words) if _terms_of(text[start:end]) & wanted]
+    middle = (hits[0] + hits[-1]) // 2 if hits else 0
+
+    def window(size: int) -> str:
+        first = max(0, min(middle - size // 2, len(words) - size))
+        start, end = words[first][0], words[first + size - 1][1]
+        return f"{'… ' if first else ''}{text[start:end]}{' …' if end < len(text) else ''}"
+
+    low, high = 1, len(words)
     while low < high:
-        middle = (low + high + 1) // 2
-        if count(text[: ends[middle - 1]] + " …") <= most_tokens:
-            low = middle
+        size = (low + high + 1) // 2
+        if count(window(size)) <= most_tokens:
+            low = size
         else:
-            high = middle - 1
-    return text[: ends[low - 1]].rstrip() + " …" if low else ""
+            high = size - 1
+    return window(low)
