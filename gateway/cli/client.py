@@ -128,7 +128,7 @@ class GatewayClient:
     async def upload(self, path: Path, filename: str) -> str:
         """Sends a file; returns its id."""
         with path.open("rb") as content:
-            form = aiohttp.FormData()
+            form = aiohttp.FormData(quote_fields=False)  # names go as they are, as other clients send them
             form.add_field("purpose", "assistants")
             form.add_field("file", content, filename=filename, content_type="application/octet-stream")
             return str(_object(await self._send("POST", "/v1/files", form, self._long)).get("id", ""))
