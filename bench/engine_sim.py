@@ -76,6 +76,11 @@ class EngineSim:
         return len(self._connections)
 
     @property
+    def buffered_bytes(self) -> int:
+        """Bytes that wait for slow clients, over all connections."""
+        return sum(connection.buffered_bytes for connection in self._connections)
+
+    @property
     def api(self) -> Api:
         """The engine process behind the URL: its `engine`, `pool` and `metrics`."""
         return self._api

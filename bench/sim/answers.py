@@ -63,7 +63,7 @@ class Scripter:
             return Answer(self._words)
         if source in ("cite", "echo"):
             question = self._question(body, prompt_ids)
-            lines = [line.strip() for line in question.splitlines() if line.strip()] or ["nothing"]
+            lines = [line.strip() for line in question.split("\n") if line.strip()] or ["nothing"]
             label = re.search(self._config.label_pattern, question) if source == "cite" else None
             return Answer(f"According to {label.group()}: {lines[-1]}" if label else f"You asked: {lines[-1]}")
         return Answer(source.removeprefix("text:"))

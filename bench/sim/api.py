@@ -97,22 +97,21 @@ class Api:
         if path.startswith("/v1/") and not self._authorized(request):
             connection.respond(401, b'{"error":"Unauthorized"}')
             return
-        fault = self._fault(request)
-        if fault is not None and await strike_before_head(fault, connection):
-            record.body = request.body
+        generates = request.method == "POST" and path in ("/v1/chat/completions", "/v1/completions")
+        if not generates:
+            await self._other(request, connection, record)
             return
-        if request.method == "POST" and path in ("/v1/chat/completions", "/v1/completions"):
-            record.body = parse_body(request.body)
-            self.open_streams += 1
-            self.idle.clear()
-            try:
+        record.body = parse_body(request.body)
+        self.open_streams += 1
+        self.idle.clear()
+        try:
+            fault = self._fault(request)
+            if fault is None or not await strike_before_head(fault, connection):
                 await self._generate(request, connection, record, fault)
-            finally:
-                self.open_streams -= 1
-                if not self.open_streams:
-                    self.idle.set()
-            return
-        await self._other(request, connection, record)
+        finally:
+            self.open_streams -= 1
+            if not self.open_streams:
+                self.idle.set()
 
     def _authorized(self, request: HttpRequest) -> bool:
         key = self.config.api_key
@@ -126,6 +125,9 @@ class Api:
             raise BadRequest(f"x-sim-fault: {error}") from error
 
     async def _other(self, request: HttpRequest, connection: Connection, record: RecordedRequest) -> None:
+        fault = self._fault(request)
+        if fault is not None and await strike_before_head(fault, connection):
+            return
         key = (request.method, request.path)
         if key == ("GET", "/v1/models"):
             connection.respond(200, orjson.dumps({"object": "list", "data": [self._model_card()]}))

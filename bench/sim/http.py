@@ -115,6 +115,11 @@ class Connection(asyncio.Protocol):
         """True while the client reads more slowly than we write."""
         return self._drained is not None
 
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes written that the kernel has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
     async def drain(self) -> None:
         """Wait until the client has read most of what was written."""
         if self._drained is not None:
