@@ -5,6 +5,8 @@ from enum import Enum
 
 import orjson
 
+from retrieval.types import NotFound, RetrievalError, UnusableFile
+
 
 class ErrorKind(Enum):
     """(HTTP status, OpenAI `type`)."""
@@ -64,3 +66,12 @@ class ApiError(Exception):
     def event_bytes(self) -> bytes:
         """The error as the last event of a stream that has begun."""
         return b"data: " + self.body_bytes() + b"\n\n"
+
+
+def translate(error: RetrievalError) -> ApiError:
+    """What a client sees of an error of retrieval."""
+    if isinstance(error, NotFound):
+        return ApiError(ErrorKind.NOT_FOUND, str(error), code=f"{error.kind.replace(' ', '_')}_not_found")
+    if isinstance(error, UnusableFile):
+        return ApiError(ErrorKind.INVALID, str(error), param="file", code=error.code)
+    return ApiError(ErrorKind.INVALID, str(error))

@@ -10,8 +10,8 @@ from gateway.settings import Settings
 from prompt_builder.builder import PromptBuilder
 from prompt_builder.labels import Renderer
 from prompt_builder.planner import Planner
-from prompt_builder.template import ChatTemplate, load_template
-from prompt_builder.tokenizer import EstimateTokenizer, load_tokenizer
+from prompt_builder.template import ChatTemplate, NoTemplate
+from prompt_builder.tokenizer import EstimateTokenizer, NoTokenizer, load_tokenizer
 from prompt_builder.types import Tokenizer
 from retrieval.types import RenderedChunk
 
@@ -55,8 +55,8 @@ def make_serving(settings: Settings, facts: EngineFacts) -> Serving:
     if folder is not None:
         try:
             tokenizer = load_tokenizer(folder)
-            template = load_template(folder)
-        except (OSError, ValueError) as error:
+            template = ChatTemplate.load(folder)
+        except (NoTokenizer, NoTemplate, OSError, ValueError) as error:
             log.warning("the tokenizer in %s cannot be used: %s", folder, error)
     block_tokens = facts.block_size or DEFAULT_BLOCK_TOKENS
     return Serving(

@@ -1,5 +1,6 @@
 """The chat request as it comes over the wire; bad input becomes a 400 that names the field and the cure."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -157,7 +158,12 @@ def parse_object(raw: bytes) -> dict[str, Any]:
 
 def from_validation(error: ValidationError) -> ApiError:
     """The first complaint, in OpenAI's shape."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return from_errors(error.errors(include_url=False, include_context=False, include_input=False))
+
+
+def from_errors(errors: Sequence[Any]) -> ApiError:
+    """The same, from a list of pydantic's error details."""
+    first = errors[0]
     path = ".".join(str(part) for part in first["loc"] if part not in _UNION_TAGS)
     return invalid(f"{path or 'body'}: {first['msg']}.", path or None)
 

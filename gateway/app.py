@@ -1,0 +1,175 @@
+"""Builds and joins all parts; nothing is global, two apps in one process do not meet."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cache.memory import MemoryStore
+from cache.redis_store import RedisStore
+from cache.store import ByteStore
+from gateway.admission import Admission
+from gateway.backends.vllm import EngineLimits, EngineSession
+from gateway.calls import Calls
+from gateway.context import RequestContext
+from gateway.door import Door
+from gateway.errors import ApiError, ErrorKind, translate
+from gateway.http import AsgiApp, Receive, Scope, Send
+from gateway.metrics import Metrics
+from gateway.models import Models
+from gateway.pipeline import Pipeline
+from gateway.replicas import Replica
+from gateway.routes.chat import ChatEndpoint
+from gateway.routes.console import console_router
+from gateway.routes.dependencies import BodyLimits
+from gateway.routes.files import files_router
+from gateway.routes.models import models_router
+from gateway.routes.operations import operations_router
+from gateway.routes.vector_stores import vector_stores_router
+from gateway.serving import LiveRenderer
+from gateway.settings import Settings
+from gateway.tenants import load_salt_secret, load_tenants
+from gateway.turns import ChatDefaults
+from gateway.wire import from_errors
+from prompt_builder.transcripts import Transcripts
+from retrieval.database import Database
+from retrieval.embedding import SentenceEmbedder
+from retrieval.index import Indexes
+from retrieval.ingestion import Ingestor
+from retrieval.records import ChunkingStrategy
+from retrieval.retriever import Retriever
+from retrieval.types import RetrievalError
+
+log = logging.getLogger("headstart")
+
+_ROUTE_ERRORS = {404: ErrorKind.NOT_FOUND, 405: ErrorKind.METHOD}
+
+
+def create_app(settings: Settings) -> AsgiApp:
+    """The gateway as an ASGI app; its parts live from the lifespan's start to its end.
+
+    Raises KeyFileError for unusable keys; the lifespan raises EmbeddingModelChanged (see `retrieval.database`).
+    """
+    secret = load_salt_secret(settings.data_dir, settings.salt_secret)
+    tenants = load_tenants(settings.api_keys, settings.api_keys_file, secret)
+    chat = _LateChat()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            chat.endpoint = await _build(app, settings, stack)
+            yield
+
+    app = FastAPI(title="Headstart", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    _translate_errors(app)
+    return Door(app, chat, tenants)
+
+
+async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> ChatEndpoint:
+    """Parts in the order in which they lean on each other; the stack takes them down in reverse."""
+    metrics = Metrics()
+    store = _byte_store(settings)
+    stack.push_async_callback(store.aclose)
+
+    limits = EngineLimits(
+        settings.connect_timeout_s,
+        settings.first_token_timeout_s,
+        settings.between_tokens_timeout_s,
+        settings.answer_timeout_s,
+    )
+    session = await stack.enter_async_context(EngineSession(limits))
+    replica = await stack.enter_async_context(Replica(settings, session, limits))
+    renderer = LiveRenderer(replica.serving)
+    replica.on_change(renderer.follow)
+
+    database = Database(settings.data_dir)
+    stack.callback(database.close)
+    embedder = SentenceEmbedder(settings.embedding_model, store, settings.embedding_ttl_s)
+    stack.push_async_callback(embedder.aclose)
+    await embedder.start()
+    database.bind_embedding_model(embedder.model_id, embedder.dimension)
+    indexes = Indexes(database, settings.data_dir, settings.index)
+    retriever = Retriever(database, embedder, indexes, settings.previous_turn_weight)
+    ingestor = await stack.enter_async_context(Ingestor(database, embedder, renderer))
+
+    calls = Calls(settings.calls_kept, metrics)
+    admission = Admission(settings.max_in_flight)
+    metrics.gauge("headstart_chat_in_flight", "Chat requests in progress", lambda: admission.in_flight)
+    metrics.gauge("headstart_engine_reachable", "1 when the engine answers", lambda: replica.serving.facts.reachable)
+    metrics.gauge("headstart_store_degraded", "1 while Redis is lost", lambda: store.health().degraded)
+    metrics.gauge("headstart_store_degraded_seconds", "Time spent without it", lambda: store.health().degraded_s)
+    metrics.gauge("headstart_store_failures", "Operations answered without it", lambda: store.health().failures)
+    bodies = BodyLimits(settings.max_body_bytes, settings.max_upload_bytes, settings.body_timeout_s)
+    chunking = ChunkingStrategy(settings.chunk_tokens, settings.chunk_overlap_tokens)
+    app.include_router(files_router(database, bodies))
+    app.include_router(vector_stores_router(database, ingestor, retriever, bodies, chunking))
+    app.include_router(models_router(replica, database))
+    app.include_router(operations_router(replica, metrics, calls, store.health, indexes.counters))
+    app.include_router(console_router())
+
+    pipeline = Pipeline(
+        replica=replica,
+        models=Models(replica, database.stores),
+        retriever=retriever,
+        transcripts=Transcripts(store, settings.transcript_ttl_s),
+        files=database.files,
+        metrics=metrics,
+        defaults=ChatDefaults(settings.top_k, settings.min_answer_tokens),
+    )
+    return ChatEndpoint(
+        pipeline,
+        admission,
+        calls,
+        max_body_bytes=settings.max_body_bytes,
+        body_timeout_s=settings.body_timeout_s,
+    )
+
+
+class _LateChat:
+    """The chat endpoint is made by the lifespan; no request comes before."""
+
+    endpoint: ChatEndpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
+        await self.endpoint(scope, receive, send, context)
+
+
+def _byte_store(settings: Settings) -> ByteStore:
+    memory = MemoryStore(settings.memory_store_bytes)
+    return RedisStore(settings.redis_url, fallback=memory) if settings.redis_url else memory
+
+
+def _translate_errors(app: FastAPI) -> None:
+    """Whatever a route raises leaves in OpenAI's shape."""
+
+    def respond(error: ApiError) -> Response:
+        return Response(
+            error.body_bytes(), status_code=error.http_status, headers=error.headers(), media_type="application/json"
+        )
+
+    @app.exception_handler(ApiError)
+    async def api_error(request: Request, error: ApiError) -> Response:
+        return respond(error)
+
+    @app.exception_handler(RetrievalError)
+    async def retrieval_error(request: Request, error: RetrievalError) -> Response:
+        return respond(translate(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(request: Request, error: RequestValidationError) -> Response:
+        return respond(from_errors(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        kind = _ROUTE_ERRORS.get(error.status_code, ErrorKind.INVALID)
+        message = (
+            f"No such route: {request.method} {request.url.path[:200]}."
+            if error.status_code in (404, 405)
+            else str(error.detail)
+        )
+        return respond(ApiError(kind, message, code="route", status=error.status_code))

@@ -1,0 +1,83 @@
+"""Prometheus metrics; no label holds a client's text, a key or an address."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from gateway.answers import Timings
+
+_TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0, 60.0)
+_GATEWAY_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
+
+
+class Metrics:
+    """One registry per app: two apps in one process do not meet."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "headstart_chat_requests_total",
+            "Chat requests by outcome",
+            ["status", "retrieval"],
+            registry=self.registry,
+        )
+        self._ttft = Histogram(
+            "headstart_ttft_seconds", "Arrival to first token", buckets=_TTFT_BUCKETS_S, registry=self.registry
+        )
+        self._parts = Histogram(
+            "headstart_ttft_part_seconds",
+            "Parts of the time to first token",
+            ["part"],
+            buckets=(*_GATEWAY_BUCKETS_S, 2.5, 5.0, 10.0, 30.0),
+            registry=self.registry,
+        )
+        self._tokens = Counter(
+            "headstart_tokens_total", "Tokens by kind: prompt, cached, output", ["kind"], registry=self.registry
+        )
+        self._unknown_cached = Counter(
+            "headstart_cached_tokens_unknown_total",
+            "Answers whose engine reported no cached tokens",
+            registry=self.registry,
+        )
+        self._count_drift = Counter(
+            "headstart_prompt_count_drift_tokens_total",
+            "Absolute difference between our prompt token count and the engine's",
+            registry=self.registry,
+        )
+        self._count_exact = Counter(
+            "headstart_prompt_counts_total", "Prompt token counts by agreement", ["agree"], registry=self.registry
+        )
+        self.ingested = Counter(
+            "headstart_ingested_files_total", "Files by final status", ["status"], registry=self.registry
+        )
+
+    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """A gauge that is read when it is scraped."""
+        Gauge(name, text, registry=self.registry).set_function(read)
+
+    def observe_call(self, status: int, retrieval: bool, timings: Timings | None) -> None:
+        self._requests.labels(str(status), "yes" if retrieval else "no").inc()
+        if timings is None:
+            return
+        if timings.ttft_ms is not None:
+            self._ttft.observe(timings.ttft_ms / 1000)
+        parts = {"retrieve": timings.retrieve_ms, "plan": timings.plan_ms} if retrieval else {}
+        for part, ms in {**parts, "queue": timings.queue_ms, "prefill": timings.prefill_ms}.items():
+            if ms is not None:
+                self._parts.labels(part).observe(ms / 1000)
+        if timings.cached_tokens is None:
+            self._unknown_cached.inc()
+        counts = {"prompt": timings.prompt_tokens, "cached": timings.cached_tokens, "output": timings.output_tokens}
+        for kind, count in counts.items():
+            if count is not None:
+                self._tokens.labels(kind).inc(count)
+
+    def observe_count(self, ours: int, engines: int | None) -> None:
+        """Whether our count of a prompt was the engine's."""
+        if engines is None:
+            return
+        self._count_exact.labels("yes" if ours == engines else "no").inc()
+        self._count_drift.inc(abs(ours - engines))
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)

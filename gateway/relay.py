@@ -1,0 +1,111 @@
+"""The engine's event stream on its way to the client: untouched where possible, completed at its end."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any
+
+import orjson
+
+from gateway.answers import EngineUsage, read_usage
+from gateway.backends.sse import DONE, data_event, event_data, is_usage_only
+from gateway.backends.vllm import EngineStream
+from gateway.errors import ApiError, ErrorKind
+
+Finish = Callable[[Mapping[int, str], EngineUsage], Awaitable[tuple[dict[str, Any], dict[int, list[dict[str, Any]]]]]]
+"""Answers by choice and usage in; the `headstart` object and the annotations by choice out."""
+
+
+async def relay_unchanged(
+    stream: EngineStream, wants_usage: bool, on_usage: Callable[[EngineUsage], None]
+) -> AsyncGenerator[bytes]:
+    """The events byte for byte; only a usage event that the client did not ask for is kept back."""
+    async for events in stream.batches():
+        if b'"usage"' in events[-1] or len(events) > 1 or b'"error"' in events[0]:
+            kept = []
+            for event in events:
+                raise_if_error(event)
+                if b'"usage"' in event and is_usage_only(event):
+                    on_usage(read_usage(_object(event)))
+                    if not wants_usage:
+                        continue
+                kept.append(event)
+            if kept:
+                yield b"".join(kept)
+        else:
+            yield events[0]
+
+
+async def relay_completed(stream: EngineStream, wants_usage: bool, finish: Finish) -> AsyncGenerator[bytes]:
+    """The events as they came, but those with a `finish_reason` wait for the usage report and carry the extension.
+
+    The wait is one event: the engine sends its usage right after the last choice has finished.
+    """
+    texts: dict[int, list[str]] = {}
+    held: list[dict[str, Any]] = []
+    usage_event: bytes | None = None
+    usage = EngineUsage()
+    async for events in stream.batches():
+        for event in events:
+            if event is DONE:
+                answers = {index: "".join(parts) for index, parts in texts.items()}
+                extension, annotations = await finish(answers, usage)
+                yield _completed(held, extension, annotations) + (usage_event or b"") + DONE
+                return
+            raise_if_error(event)
+            chunk = _object(event)
+            choices = chunk.get("choices")
+            if not isinstance(choices, list):
+                yield event
+                continue
+            if not choices:
+                usage = read_usage(chunk)
+                usage_event = event if wants_usage else None
+                continue
+            finishing = False
+            for choice in choices:
+                content = (choice.get("delta") or {}).get("content")
+                if content:
+                    texts.setdefault(choice.get("index", 0), []).append(content)
+                finishing = finishing or choice.get("finish_reason") is not None
+            if finishing:
+                held.append(chunk)
+            else:
+                yield event
+
+
+def _completed(
+    held: list[dict[str, Any]], extension: dict[str, Any], annotations: dict[int, list[dict[str, Any]]]
+) -> bytes:
+    for chunk in held:
+        for choice in chunk["choices"]:
+            if choice.get("finish_reason") is not None:
+                delta = choice.get("delta") or {}
+                choice["delta"] = {**delta, "annotations": annotations.get(choice.get("index", 0), [])}
+    if held:
+        held[-1]["headstart"] = extension
+    return b"".join(data_event(orjson.dumps(chunk)) for chunk in held)
+
+
+def raise_if_error(event: bytes) -> None:
+    """An error that the engine reports inside the stream ends it; nothing that looks like a good end follows."""
+    if b'"error"' not in event:
+        return
+    payload = _object(event)
+    error = payload.get("error")
+    if not error and payload.get("object") != "error":
+        return
+    detail = error if isinstance(error, dict) else payload
+    message = detail.get("message")
+    raise ApiError(
+        ErrorKind.BAD_ENGINE,
+        f"The engine reported an error: {message}" if isinstance(message, str) else "The engine reported an error.",
+        code="engine_error",
+    )
+
+
+def _object(event: bytes) -> dict[str, Any]:
+    """The event's JSON object, or an empty one: comments and foreign events pass unread."""
+    try:
+        payload = orjson.loads(event_data(event))
+    except orjson.JSONDecodeError:
+        return {}
+    return payload if isinstance(payload, dict) else {}

@@ -1,0 +1,119 @@
+"""`POST /v1/chat/completions` as a raw ASGI endpoint: wire in, wire out, no logic."""
+
+import contextlib
+
+from gateway.admission import Admission
+from gateway.answers import Timings, server_timing
+from gateway.calls import Call, Calls, now
+from gateway.context import RequestContext
+from gateway.errors import ApiError, translate
+from gateway.http import CancelOnDisconnect, ClientGone, Headers, Receive, Scope, Send, read_body, send_bytes
+from gateway.pipeline import Pipeline
+from gateway.turns import StreamedAnswer
+from gateway.wire import ChatRequest, parse_chat
+from retrieval.types import RetrievalError
+
+_EVENT_STREAM: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class ChatEndpoint:
+    """Bypasses the framework's response classes: they cost a task group per stream."""
+
+    def __init__(
+        self, pipeline: Pipeline, admission: Admission, calls: Calls, *, max_body_bytes: int, body_timeout_s: float
+    ) -> None:
+        self._pipeline = pipeline
+        self._admission = admission
+        self._calls = calls
+        self._max_body_bytes = max_body_bytes
+        self._body_timeout_s = body_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
+        """Raises ApiError only before the response has begun; the caller turns it into a response."""
+        outcome = _Outcome()
+        try:
+            with self._admission.enter():
+                raw = await read_body(scope, receive, self._max_body_bytes, self._body_timeout_s)
+                async with CancelOnDisconnect(receive):
+                    await self._answer(raw, send, context, outcome)
+        except ClientGone:
+            outcome.status, outcome.error = 499, "client_gone"
+        except RetrievalError as error:
+            refusal = translate(error)
+            outcome.status, outcome.error = refusal.http_status, refusal.code
+            raise refusal from error
+        except ApiError as error:
+            outcome.status, outcome.error = error.http_status, error.code
+            if outcome.started:
+                await send({"type": "http.response.body", "body": error.event_bytes()})
+                return
+            raise
+        except BaseException:
+            outcome.status, outcome.error = 500, "internal"
+            raise
+        finally:
+            self._calls.add(outcome.call(context))
+
+    async def _answer(self, raw: bytes, send: Send, context: RequestContext, outcome: "_Outcome") -> None:
+        request, body = parse_chat(raw)
+        outcome.request = request
+        answer = await self._pipeline.answer(request, body, context)
+        outcome.stores = answer.stores
+        if not isinstance(answer, StreamedAnswer):
+            outcome.timings = answer.timings
+            headers = [(b"server-timing", timing_header(answer.timings))]
+            await send_bytes(send, 200, answer.body, headers, b"application/json")
+            return
+        try:
+            headers = [*_EVENT_STREAM, (b"server-timing", answer.server_timing)]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            outcome.started = True
+            async with contextlib.aclosing(answer.events) as events:
+                async for data in events:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            outcome.timings = answer.timings
+            answer.close()
+
+
+class _Outcome:
+    """How one request went, for its line in the calls."""
+
+    __slots__ = ("error", "request", "started", "status", "stores", "timings")
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.error: str | None = None
+        self.request: ChatRequest | None = None
+        self.started = False
+        self.stores: tuple[str, ...] = ()
+        self.timings: Timings | None = None
+
+    def call(self, context: RequestContext) -> Call:
+        return Call(
+            request_id=context.request_id,
+            created=now(),
+            tenant=context.tenant,
+            model=self.request.model if self.request else "",
+            stream=bool(self.request and self.request.stream),
+            status=self.status,
+            stores=self.stores,
+            timings=self.timings,
+            error=self.error,
+        )
+
+
+def timing_header(timings: Timings) -> bytes:
+    return server_timing(
+        retrieve=timings.retrieve_ms,
+        plan=timings.plan_ms,
+        queue=timings.queue_ms,
+        prefill=timings.prefill_ms,
+        ttft=timings.ttft_ms,
+        total=timings.total_ms,
+    )
