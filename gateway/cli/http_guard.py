@@ -5,17 +5,17 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-HEAD_LIMIT_BYTES = 64 * 1024
-HEAD_TIMEOUT_S = 10.0
-
 
 class BoundedHeadProtocol(HttpToolsProtocol):
     """Closes a connection whose request head stays half sent or grows without end.
 
-    A connection that sends nothing, or a head that is not complete, gets 408 after `HEAD_TIMEOUT_S`; a head over
-    `HEAD_LIMIT_BYTES` gets 431. Bodies are bounded by the application; waiting between two requests of a connection
+    A connection that sends nothing, or a head that is not complete, gets 408 after `head_timeout_s`; a head over
+    `head_limit_bytes` gets 431. Bodies are bounded by the application; waiting between two requests of a connection
     is bounded by uvicorn's keep-alive timeout.
     """
+
+    head_timeout_s = 10.0
+    head_limit_bytes = 64 * 1024
 
     _head_bytes = 0
     _head_complete = False
@@ -34,7 +34,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         if self._head_complete:
             return
         self._head_bytes += len(data)
-        if self._head_bytes > HEAD_LIMIT_BYTES and not self.transport.is_closing():
+        if self._head_bytes > self.head_limit_bytes and not self.transport.is_closing():
             self._refuse(b"431 Request Header Fields Too Large", "The request's headers are too large.")
 
     def on_message_begin(self) -> None:
@@ -49,7 +49,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
     def _wait_for_head(self) -> None:
         self._head_complete = False
         self._head_bytes = 0
-        self._head_deadline = self.loop.call_later(HEAD_TIMEOUT_S, self._head_overdue)
+        self._head_deadline = self.loop.call_later(self.head_timeout_s, self._head_overdue)
 
     def _head_ended(self) -> None:
         self._head_complete = True
@@ -59,7 +59,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
 
     def _head_overdue(self) -> None:
         if not self.transport.is_closing():
-            self._refuse(b"408 Request Timeout", f"No complete request came within {HEAD_TIMEOUT_S:g} s.")
+            self._refuse(b"408 Request Timeout", f"No complete request came within {self.head_timeout_s:g} s.")
 
     def _refuse(self, status: bytes, message: str) -> None:
         self._head_ended()
