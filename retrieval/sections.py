@@ -9,10 +9,14 @@ from retrieval.types import UnusableFile
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """`text` is NFC; paragraphs are separated by blank lines, rows of tables stand one to a line."""
+    """`text` is NFC; paragraphs are separated by blank lines, rows of tables stand one to a line.
+
+    `rows` says that every line stands for itself, as in a table.
+    """
 
     heading_path: tuple[str, ...]
     text: str
+    rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

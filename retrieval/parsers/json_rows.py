@@ -15,7 +15,7 @@ def parse_json(text: str, budget: Budget) -> tuple[Section, ...]:
     lines = [_line(element) for element in value] if isinstance(value, list) else list(_leaves(value))
     for line in lines:
         budget.spend(line)
-    return (Section((), "\n".join(line for line in lines if line)),)
+    return (Section((), "\n".join(line for line in lines if line), rows=True),)
 
 
 def parse_json_lines(text: str, budget: Budget) -> tuple[Section, ...]:
@@ -26,7 +26,7 @@ def parse_json_lines(text: str, budget: Budget) -> tuple[Section, ...]:
             line = _line(_load(source, f"Line {number}"))
             budget.spend(line)
             lines.append(line)
-    return (Section((), "\n".join(lines)),)
+    return (Section((), "\n".join(lines), rows=True),)
 
 
 def _load(text: str, what: str) -> object:

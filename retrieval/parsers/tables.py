@@ -32,7 +32,7 @@ def parse_delimited(text: str, budget: Budget) -> tuple[Section, ...]:
         ) from None
     if not lines and header:
         lines.append(row_text((), header))
-    return (Section((), "\n".join(lines)),)
+    return (Section((), "\n".join(lines), rows=True),)
 
 
 def _dialect(sample: str) -> type[csv.Dialect]:
