@@ -54,7 +54,10 @@ SERVICE = {
                 "type": "object",
                 "required": ["condition"],
                 "additionalProperties": False,
-                "properties": {"condition": {"enum": ["service_started", "service_healthy"]}},
+                "properties": {
+                    "condition": {"enum": ["service_started", "service_healthy"]},
+                    "restart": {"type": "boolean"},
+                },
             },
         },
         "healthcheck": {
