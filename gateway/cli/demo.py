@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import signal
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,7 +18,7 @@ from gateway.cli.demo_questions import EXAMPLES, DemoQuestion, complaint, load_q
 from gateway.cli.files import find_documents
 from gateway.cli.ingest import ingest_documents, report
 from gateway.cli.serve import bind
-from gateway.cli.terminal import FAILURE, CliError, load_settings, out, run
+from gateway.cli.terminal import FAILURE, CliError, Stopped, load_settings, out, run, until_stopped
 from gateway.engine.command import EngineOptions
 from gateway.engine.errors import EngineError
 from gateway.engine.progress import Steps
@@ -31,7 +30,6 @@ STORE = "handbook"
 ENGINE_PORT = 8000
 MODEL_LIMIT_S = 120.0
 ANSWER_TOKENS = 120
-INTERRUPTED = 130
 
 
 def demo(
@@ -46,8 +44,6 @@ def demo(
     bind("127.0.0.1", port).close()
     try:
         complaints = run(_demo(settings, questions, port, once))
-    except asyncio.CancelledError:
-        raise typer.Exit(INTERRUPTED) from None
     except EngineError as error:
         raise CliError(str(error)) from error
     if once and complaints:
@@ -55,8 +51,7 @@ def demo(
 
 
 async def _demo(settings: Settings, questions: Sequence[DemoQuestion], port: int, once: bool) -> list[str]:
-    """Runs the whole story; returns what went wrong with the questions. Cancelled by SIGINT and SIGTERM."""
-    _cancel_on_signals()
+    """Runs the whole story; returns what went wrong with the questions."""
     console = out()
     steps = Steps(console)
     async with AsyncExitStack() as owned:
@@ -76,14 +71,6 @@ async def _demo(settings: Settings, questions: Sequence[DemoQuestion], port: int
         if not once:
             await _stay_up(console, gateway, embedded)
     return complaints
-
-
-def _cancel_on_signals() -> None:
-    task = asyncio.current_task()
-    if task is None:
-        raise RuntimeError("the demo runs as a task")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 @asynccontextmanager
@@ -168,17 +155,13 @@ async def _ask_all(
 async def _stay_up(console: Console, gateway: GatewayProcess, embedded: EmbeddedEngine | None) -> None:
     """Returns at Ctrl-C. Raises CliError when the gateway or the engine ends by itself."""
     console.print(f"\nHeadstart is up on {gateway.url}; Ctrl-C stops it and all that it started.", soft_wrap=True)
-    watched = [asyncio.create_task(gateway.wait())]
-    if embedded is not None:
-        watched.append(asyncio.create_task(embedded.wait()))
+    watched = [gateway.wait()] if embedded is None else [gateway.wait(), embedded.wait()]
     try:
-        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-    except asyncio.CancelledError:
+        ended = await until_stopped(*watched)
+    except Stopped:
         console.print("Stopping.")
         return
-    finally:
-        for task in watched:
-            task.cancel()
-    tail = gateway.log_tail() if watched[0].done() or embedded is None else embedded.log_tail()
-    name = "gateway" if watched[0].done() else "engine"
+    name, tail = (
+        ("gateway", gateway.log_tail()) if ended == 0 or embedded is None else ("engine", embedded.log_tail())
+    )
     raise CliError(f"The {name} ended by itself. Its last lines:\n{tail}")

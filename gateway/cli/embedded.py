@@ -1,11 +1,10 @@
 """`headstart engine`: the embedded engine in the foreground."""
 
-import asyncio
 from typing import Annotated
 
 import typer
 
-from gateway.cli.terminal import FAILURE, CliError, load_settings, out, run
+from gateway.cli.terminal import FAILURE, CliError, Stopped, load_settings, out, run, until_stopped
 from gateway.engine.command import EngineOptions
 from gateway.engine.errors import EngineError
 from gateway.engine.prepare import prepare_model
@@ -37,11 +36,8 @@ async def _run_engine(settings: Settings, options: EngineOptions) -> None:
     async with EmbeddedEngine(settings.cache_dir, options, process_environment(), Steps(console)) as embedded:
         console.print(f"The engine serves {embedded.model_name} on {embedded.url}; Ctrl-C stops it.", soft_wrap=True)
         try:
-            status = await embedded.wait()
-        except asyncio.CancelledError:
+            await until_stopped(embedded.wait())
+        except Stopped:
             console.print("Stopping the engine.")
-            raise
-        raise CliError(
-            f"The engine ended by itself with status {status}. Last lines of {embedded.log_path}:\n"
-            f"{embedded.log_tail()}"
-        )
+            return
+        raise CliError(f"The engine ended by itself. Last lines of {embedded.log_path}:\n{embedded.log_tail()}")

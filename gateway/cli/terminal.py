@@ -1,7 +1,9 @@
 """What the commands share with the person at the terminal: consoles, errors in one line, readable quantities."""
 
 import asyncio
+import signal
 import sys
+import threading
 from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -36,6 +38,10 @@ class CliError(Exception):
 _PLAIN_WIDTH = 140
 
 
+class Stopped(Exception):
+    """The user ended a command that runs until it is told to end."""
+
+
 def out() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
 
@@ -50,17 +56,35 @@ def printable(text: str) -> str:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Runs a command's coroutine; Ctrl-C cancels it and everything it owns is closed."""
-    return asyncio.run(work)
+    """Runs a command's coroutine; SIGINT and SIGTERM cancel it, so that everything it owns is closed in order.
 
-
-async def within(work: Awaitable[T], limit_s: float, what: str) -> T:
-    """Raises CliError naming `what` when it takes longer than `limit_s`."""
+    Raises KeyboardInterrupt when it was cancelled, unless it ended by itself nevertheless.
+    """
     try:
-        async with asyncio.timeout(limit_s):
-            return await work
-    except TimeoutError:
-        raise CliError(f"{what}: nothing within {limit_s:g} s.") from None
+        return asyncio.run(_cancelled_by_signals(work))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.ensure_future(work)
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    return await task
+
+
+async def until_stopped(*watched: Awaitable[Any]) -> int:
+    """Waits for the first of `watched` to end and returns its place. Raises Stopped at SIGINT or SIGTERM."""
+    tasks = [asyncio.ensure_future(each) for each in watched]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        raise Stopped from None
+    finally:
+        for task in tasks:
+            task.cancel()
+    return next(place for place, task in enumerate(tasks) if task in done)
 
 
 def load_settings(**overrides: object) -> Settings:
