@@ -69,8 +69,9 @@ def engine_environment(
         "VLLM_LOGGING_COLOR": "0",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_SERVER_DEV_MODE": "1" if options.dev_mode else "0",
     }
+    if options.dev_mode:
+        environment["VLLM_SERVER_DEV_MODE"] = "1"
     openmp = prefix / "lib" / "libiomp5.so"
     if openmp.exists():
         environment["LD_PRELOAD"] = ":".join(filter(None, (str(openmp), base.get("LD_PRELOAD", ""))))

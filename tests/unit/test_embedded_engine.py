@@ -91,10 +91,11 @@ def test_a_preload_of_the_user_is_kept_and_a_missing_library_is_not_preloaded(tm
     assert preload.split(":")[1:] == [base["LD_PRELOAD"]]
 
 
-def test_the_development_endpoints_are_closed_unless_asked_for(tmp_path: Path) -> None:
-    inherited = {"VLLM_SERVER_DEV_MODE": "1"}
-    assert engine_environment(inherited, EngineOptions(), {0}, tmp_path)["VLLM_SERVER_DEV_MODE"] == "0"
+def test_the_development_endpoints_are_opened_only_when_asked_for(tmp_path: Path) -> None:
+    assert "VLLM_SERVER_DEV_MODE" not in engine_environment({}, EngineOptions(), {0}, tmp_path)
     assert engine_environment({}, EngineOptions(dev_mode=True), {0}, tmp_path)["VLLM_SERVER_DEV_MODE"] == "1"
+    asked = {"VLLM_SERVER_DEV_MODE": "1"}
+    assert engine_environment(asked, EngineOptions(), {0}, tmp_path)["VLLM_SERVER_DEV_MODE"] == "1"
 
 
 def test_missing_packages_are_named_with_the_extra_that_brings_them() -> None:
