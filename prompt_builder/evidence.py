@@ -10,8 +10,8 @@ from prompt_builder.labels import EVIDENCE_MARK, as_data
 from prompt_builder.types import PromptChunk
 
 TOKEN_BUDGET = 60
-MAX_SENTENCE_CHARS = 320
-LENGTH_WEIGHT = 1.0
+MAX_SENTENCE_CHARS = 600
+LENGTH_WEIGHT = 2.0
 RELEVANCE_WEIGHT = 0.5
 LEAST_QUOTE_TOKENS = 10
 
@@ -43,10 +43,9 @@ def evidence_lines(
 ) -> str:
     """At most `lines` sentences over all chunks, most relevant last; empty when none shares a word.
 
-    A sentence scores the rarity of the question's words in it, over its length, times its chunk's relevance (half
-    of the score does not ask for that). The best has the whole budget, the next what is left. Together the quotes stay
-    within `token_budget` by `count`; a long one is cut at the end of a word. Does not depend on the order
-    of `chunks`.
+    A sentence scores the rarity of the question's words in it, over its length; up to half of that hangs on its
+    chunk's relevance. The best sentence may take the whole `token_budget` (by `count`), the next what is left; one
+    that is too long is cut between words, around those of the question. The order of `chunks` does not matter.
     """
     wanted = _terms_of(question)
     if lines <= 0 or not wanted:

@@ -10,7 +10,6 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
-import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -58,7 +57,7 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise NoTemplate(f"The chat template does not parse: {error}") from error
-        self.holds_clock = "strftime_now" in jinja2.meta.find_undeclared_variables(tree)
+        self.holds_clock = any(name.name == "strftime_now" for name in tree.find_all(jinja2.nodes.Name))
         self._special_tokens = dict(special_tokens or {})
         self._max_cached = cached_role_tuples
         self._cached: OrderedDict[tuple[Role, ...], tuple[str, ...] | _Refusal] = OrderedDict()
