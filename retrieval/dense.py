@@ -128,6 +128,15 @@ class _Partitioned(ABC):
     def __len__(self) -> int:
         return int(np.count_nonzero(self._main.alive) + np.count_nonzero(self._newer.alive))
 
+    @property
+    def dimension(self) -> int:
+        return int(self._main.vectors.shape[1])
+
+    @property
+    def held_bytes(self) -> int:
+        """About what the index takes in memory."""
+        return self._main.vectors.nbytes + self._newer.vectors.nbytes
+
     def search(self, vector: Vectors, k: int, allowed: Rows | None = None) -> Neighbours:
         found = []
         for part, search in ((self._main, self._search_main), (self._newer, self._search_newer)):

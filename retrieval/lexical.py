@@ -102,6 +102,12 @@ class LexicalIndex:
         return len(self._row_ids) - self._main.dead_rows - self._newer.dead_rows
 
     @property
+    def held_bytes(self) -> int:
+        """About what the index takes in memory: a posting is 10 bytes, a word of the vocabulary about 150."""
+        postings = len(self._main.postings.rows) + len(self._newer.postings.rows)
+        return 10 * postings + 20 * len(self._row_ids) + 150 * len(self._frequencies)
+
+    @property
     def vocabulary(self) -> tuple[str, ...]:
         """Words by their id, as far as the postings know them."""
         return tuple(self._vocabulary)[: len(self._frequencies)]
