@@ -12,9 +12,10 @@ from typing import Self
 
 import uvloop
 
-from bench.sim.api import Api, RecordedRequest
+from bench.sim.api import Api
 from bench.sim.config import Answer, AnswerContext, Fault, SimConfig, ToolCall
 from bench.sim.faults import FaultBox
+from bench.sim.generation import RecordedRequest
 from bench.sim.http import Connection
 from bench.sim.tokens import load_tokenizer
 from latency.model import PrefillModel

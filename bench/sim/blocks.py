@@ -55,7 +55,7 @@ class BlockPool:
         return len(self._hash_of)
 
     def start(self, prompt: Sequence[int], salt: str = "") -> Allocation | None:
-        """Blocks for a prompt; None when too few are free. Hashes of its whole blocks are known from here on."""
+        """Blocks for a prompt; None when too few are free. They can be hit as `extend` says they are computed."""
         allocation = Allocation(array("q", prompt), hash(("root", salt)))
         size, hits = self.block_size, []
         raw, parent = allocation.tokens.tobytes(), allocation.parent
@@ -76,11 +76,10 @@ class BlockPool:
         allocation.hashed_blocks = len(hits)
         allocation.cached_tokens = len(hits) * size
         self._take(allocation, wanted)
-        self._hash_whole_blocks(allocation, len(prompt))
         return allocation
 
     def extend(self, allocation: Allocation, computed_tokens: int) -> bool:
-        """Room for `computed_tokens` of the request; False, and nothing changes, when no block is free."""
+        """The request's first `computed_tokens` are computed; False, and nothing changes, when no block is free."""
         wanted = -(-computed_tokens // self.block_size) - len(allocation.blocks)
         if wanted > len(self._free):
             return False

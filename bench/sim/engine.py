@@ -77,7 +77,8 @@ class Engine:
                 self.waiting.append(sequence)
             else:
                 # With every request on its own clock there is no queue; without free blocks it runs uncached.
-                self._begin(sequence, now)
+                if self._begin(sequence, now):
+                    self._computes(sequence, len(sequence.prompt))
                 self.running.append(sequence)
         self._wake.set()
 
@@ -143,6 +144,7 @@ class Engine:
             chunk = min(remaining, budget) if remaining else 0
             if chunk:
                 chunks.append((sequence, chunk))
+                self._computes(sequence, sequence.computed_tokens + chunk)
             budget -= chunk or 1
         while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
             sequence = self.waiting[0]
@@ -152,6 +154,7 @@ class Engine:
             self.running.append(sequence)
             chunk = min(sequence.uncached_tokens, budget)
             chunks.append((sequence, chunk))
+            self._computes(sequence, sequence.computed_tokens + chunk)
             budget -= chunk
         return chunks
 
@@ -163,6 +166,11 @@ class Engine:
         sequence.cached_tokens = sequence.computed_tokens = allocation.cached_tokens
         sequence.scheduled_s = now_s
         return True
+
+    def _computes(self, sequence: Sequence, tokens: int) -> None:
+        """From its step on, a block can be hit: by requests of the same step too, as in the engine."""
+        if sequence.allocation is not None:
+            self.pool.extend(sequence.allocation, tokens)
 
     def _step_s(self, prefills: list[tuple[Sequence, int]], decoding: int) -> float:
         config = self.config

@@ -109,6 +109,7 @@ def test_a_pool_refuses_what_does_not_fit_beside_running_requests() -> None:
     first = pool.start(list(range(12)))
     assert first is not None
     assert pool.start(list(range(100, 108))) is None
+    assert pool.extend(first, 8)
     shared = pool.start([*range(8), 99])
     assert shared is not None
     assert shared.cached_tokens == 8
@@ -150,7 +151,7 @@ async def test_ttft_follows_the_prefill_model(http: aiohttp.ClientSession) -> No
             took_s = time.perf_counter() - started
             assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
             expected_s = model.predict_s(len(prompt) - cached, cached)
-            assert expected_s - 0.002 <= took_s <= expected_s * 1.3 + 0.03
+            assert expected_s - 0.002 <= took_s <= expected_s * 1.3 + 0.08
 
 
 async def test_prefills_that_wait_together_get_their_first_token_together(http: aiohttp.ClientSession) -> None:
@@ -166,17 +167,29 @@ async def test_prefills_that_wait_together_get_their_first_token_together(http: 
     async with EngineSim(replace(config, max_num_batched_tokens=50)) as sim:
         in_turn = await first_tokens_s(sim)
     # The first has the engine to itself; the other three arrive during its step and share the next.
-    assert together[1] == pytest.approx(0.22, abs=0.05)
+    assert together[1] == pytest.approx(0.22, abs=0.08)
     assert together[3] - together[1] < 0.02
     assert in_turn[3] - in_turn[1] > 0.08
 
 
+async def test_an_abandoned_prefill_leaves_only_what_was_computed(http: aiohttp.ClientSession) -> None:
+    config = replace(FAST, prefill=PrefillModel(0.0, 0.001, 0.0), max_num_batched_tokens=64)
+    async with EngineSim(config) as sim:
+        prompt = {"prompt_token_ids": list(range(640))}
+        task = asyncio.create_task(chat(http, sim, kv_transfer_params=prompt))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        await sim.wait_until_idle()
+        again = await chat(http, sim, kv_transfer_params=prompt)
+        assert 128 <= again["usage"]["prompt_tokens_details"]["cached_tokens"] <= 384
+
+
 async def test_decode_runs_at_its_rate_and_is_shared_when_told(http: aiohttp.ClientSession) -> None:
     config = replace(FAST, decode_tokens_per_s=100, answer="text:" + "x" * 20)
-    for shared, low_s, high_s in ((False, 0.15, 0.33), (True, 0.35, 0.7)):
+    for shared, low_s, high_s in ((False, 0.15, 0.6), (True, 0.65, 2.0)):
         async with EngineSim(replace(config, decode_shared=shared)) as sim:
             started = time.perf_counter()
-            await asyncio.gather(*(raw_stream(http, sim) for _ in range(2)))
+            await asyncio.gather(*(raw_stream(http, sim) for _ in range(4)))
             assert low_s < time.perf_counter() - started < high_s
 
 
