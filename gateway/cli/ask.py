@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import orjson
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from gateway.cli.client import GatewayClient
 from gateway.cli.options import DEFAULT_URL, ApiKey, AsJson, Url
-from gateway.cli.terminal import CliError, count, ms, out, printable, rate, run
+from gateway.cli.terminal import USAGE, CliError, count, ms, out, printable, rate, run
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ async def _ask(
     show: Callable[[str], None] | None,
 ) -> Answer:
     if not question.strip():
-        raise CliError("The question is empty.", 2)
+        raise CliError("The question is empty.", USAGE)
     async with GatewayClient(url, api_key) as client:
         store_ids = [(await client.require_store(name)).id for name in stores]
         served = model or next(iter(await client.models()), None)
@@ -172,7 +173,5 @@ def print_plain_timings(console: Console, timings: Mapping[str, Any]) -> None:
 
 
 def _cell(value: object, most: int = 80) -> str:
-    from rich.markup import escape
-
     text = printable(str(value or "")).replace("\n", " ")
     return escape(text if len(text) <= most else text[: most - 1] + "…")
