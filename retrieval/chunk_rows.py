@@ -176,10 +176,7 @@ def _dimension(connection: sqlite3.Connection) -> int:
 
 def _usage_bytes(rows: Sequence[NewChunk]) -> int:
     return sum(
-        len(row.text.encode())
-        + len(row.rendered.text.encode())
-        + 4 * len(row.rendered.token_ids)
-        + row.embedding.nbytes
+        len(row.text.encode()) + len(row.prompt_text.encode()) + row.token_ids.nbytes + row.embedding.nbytes
         for row in rows
     )
 
@@ -192,10 +189,10 @@ def _values(claimed: StoreFile, row: NewChunk, dimension: int) -> tuple[object, 
         claimed.file_id,
         row.ordinal,
         row.title,
-        row.rendered.label,
+        row.label,
         row.text,
-        row.rendered.text,
-        _pack(row.rendered.token_ids),
+        row.prompt_text,
+        row.token_ids.astype("<i4").tobytes(),
         row.renderer_fingerprint,
         row.text_sha256,
         row.embedding.astype("<f4").tobytes(),

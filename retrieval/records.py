@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.types import Attributes, RenderedChunk, RetrievalError
+from retrieval.types import Attributes, RetrievalError
 
 T = TypeVar("T")
 
@@ -110,12 +110,17 @@ class StoreFile:
 
 @dataclass(frozen=True, slots=True)
 class NewChunk:
-    """A chunk to be stored. `embedding` is float32 of the database's dimension."""
+    """A chunk to be stored: `prompt_text` and `token_ids` (int32 [tokens]) are its rendering.
+
+    `embedding` is float32 of the database's dimension. Arrays, because a large file waits here as a whole.
+    """
 
     ordinal: int
     title: str
     text: str
-    rendered: RenderedChunk
+    label: str
+    prompt_text: str
+    token_ids: NDArray[np.int32]
     renderer_fingerprint: str
     text_sha256: bytes
     embedding: NDArray[np.float32]

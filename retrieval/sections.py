@@ -35,7 +35,7 @@ class ParseLimits:
     max_archive_entries: int = 10_000
     max_unpacked_bytes: int = 200 * 2**20
     max_xml_part_bytes: int = 64 * 2**20
-    max_text_characters: int = 50_000_000
+    max_text_characters: int = 20_000_000
     max_seconds: float = 120.0
 
 

@@ -4,6 +4,7 @@ import io
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +37,12 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 
 def chunk(ordinal: int, text: str, title: str = "T", value: float = 1.0) -> NewChunk:
-    rendered = RenderedChunk(label=f"k{ordinal}", text=f"[k{ordinal}] {title}\n{text}", token_ids=(1, 2, 70_000))
     embedding = np.full(DIMENSION, value, dtype=np.float32)
-    return NewChunk(ordinal, title, text, rendered, "fp", text_sha256(title, text), embedding)
+    token_ids = np.array([1, 2, 70_000], dtype=np.int32)
+    rendered = f"[k{ordinal}] {title}\n{text}"
+    return NewChunk(
+        ordinal, title, text, f"k{ordinal}", rendered, token_ids, "fp", text_sha256(title, text), embedding
+    )
 
 
 def ingested(database: Database, tenant: str, store_id: str, name: str, *texts: str) -> StoreFile:
@@ -195,7 +199,7 @@ def test_e7_a_crash_before_the_commit_shows_no_half_of_a_file(database: Database
     store = database.stores.create("t", "s")
     file = database.files.create("t", "a.txt", b"x")
     claimed = database.store_files.attach("t", store.id, file.id)
-    wrong = NewChunk(1, "T", "b", RenderedChunk("k", "b", ()), "fp", b"h", np.zeros(DIMENSION + 1, np.float32))
+    wrong = replace(chunk(1, "b"), embedding=np.zeros(DIMENSION + 1, np.float32))
     with pytest.raises(ValueError, match="dimension"):
         database.chunks.replace(claimed, [chunk(0, "a"), wrong])
     assert list(database.chunks.iter_texts(store.id)) == []
