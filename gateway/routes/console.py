@@ -1,4 +1,4 @@
-"""The console: three static files under a policy that lets nothing else run."""
+"""The console: static files under a policy that lets nothing else run."""
 
 from importlib.resources import files
 
@@ -26,7 +26,7 @@ def console_router() -> APIRouter:
     """Reads the files once, when the router is built."""
     router = APIRouter(include_in_schema=False)
     folder = files("gateway") / "console"
-    pages = {name: (folder / name).read_bytes() for name in ("index.html", "console.js", "console.css")}
+    pages = {name: (folder / name).read_bytes() for name in ("index.html", "console.js", "console.css", "favicon.svg")}
 
     @router.get("/")
     async def index() -> Response:
@@ -39,6 +39,10 @@ def console_router() -> APIRouter:
     @router.get("/console/console.css")
     async def style() -> Response:
         return _page(pages["console.css"], "text/css")
+
+    @router.get("/favicon.ico")
+    async def icon() -> Response:
+        return _page(pages["favicon.svg"], "image/svg+xml")
 
     return router
 

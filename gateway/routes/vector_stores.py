@@ -35,7 +35,7 @@ from retrieval.types import Candidate, Candidates, Query
 
 
 class Ingestion(Protocol):
-    async def submit(self, store_file: StoreFile) -> None:
+    def enqueue(self, tenant: str, store_id: str, file_id: str) -> None:
         """Sees to it that a file in progress is ingested; returns before that is done."""
 
 
@@ -58,7 +58,7 @@ class Attachments:
         attached = await run_in_threadpool(self._attach, tenant, store_id, wanted)
         for store_file in attached:
             if store_file.status is FileStatus.IN_PROGRESS:
-                await self._ingestion.submit(store_file)
+                self._ingestion.enqueue(tenant, store_file.store_id, store_file.file_id)
         return attached
 
     def require_files(self, tenant: str, file_ids: Iterable[str]) -> None:

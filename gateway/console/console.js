@@ -1,0 +1,426 @@
+// The console. Whatever comes from a document, a client or a file name reaches the page as text only.
+
+const KEY = "headstart-key";
+const PARTS = ["retrieve", "plan", "queue", "prefill", "decode"];
+const STATUS = { in_progress: "working", completed: "ready", failed: "failed", cancelled: "cancelled" };
+
+const byId = (id) => document.getElementById(id);
+const state = { model: null, store: null, history: [], filesAfter: null, poll: 0, busy: null };
+
+function element(tag, { text, kind, ...properties } = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  if (text !== undefined) made.textContent = text;
+  if (kind) made.className = kind;
+  made.append(...children);
+  return made;
+}
+
+function number(value, unit = "") {
+  return typeof value === "number" ? `${Math.round(value).toLocaleString("en")}${unit}` : "unknown";
+}
+
+function duration(ms) {
+  if (typeof ms !== "number") return "unknown";
+  return ms >= 1000 ? `${(ms / 1000).toFixed(2)} s` : `${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
+}
+
+// The gateway
+
+class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+async function send(path, options = {}) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
+  const response = await fetch(path, { ...options, headers });
+  if (response.status === 401) askForKey(Boolean(key));
+  return response;
+}
+
+async function failure(response) {
+  const body = await response.json().catch(() => null);
+  return new Refused(response.status, body?.error?.message ?? `The gateway answered with status ${response.status}.`);
+}
+
+async function call(path, options) {
+  const response = await send(path, options);
+  if (!response.ok) throw await failure(response);
+  return response.json();
+}
+
+function post(path, body, options = {}) {
+  const headers = { "content-type": "application/json" };
+  return send(path, { method: "POST", headers, body: JSON.stringify(body), ...options });
+}
+
+async function postJson(path, body) {
+  const response = await post(path, body);
+  if (!response.ok) throw await failure(response);
+  return response.json();
+}
+
+function storePath(...parts) {
+  return ["/v1/vector_stores", ...parts.map(encodeURIComponent)].join("/");
+}
+
+function askForKey(wrong) {
+  byId("key-form").hidden = false;
+  byId("main").hidden = true;
+  byId("key-hint").textContent = wrong
+    ? "That key is not known here."
+    : "Kept in this tab only, until it is closed.";
+  byId("key").focus();
+}
+
+function complain(error) {
+  const shown = error && error.status !== 401;
+  byId("alert").hidden = !shown;
+  byId("alert").textContent = shown ? error.message : "";
+}
+
+function guarded(work) {
+  return async (event) => {
+    event?.preventDefault();
+    try {
+      complain(null);
+      await work(event);
+    } catch (error) {
+      complain(error);
+    }
+  };
+}
+
+// The engine
+
+async function showEngine() {
+  const ready = await (await fetch("/readyz")).json();
+  const engine = ready.engine;
+  byId("engine-dot").className = `dot ${ready.ready ? "up" : "down"}`;
+  byId("engine-line").textContent = ready.ready ? `${engine.model}` : "No engine: documents and search work, answers wait";
+  const facts = {
+    Model: engine.model ?? "unknown",
+    Window: number(engine.max_model_len, " tokens"),
+    Block: number(engine.block_size, " tokens"),
+    Tokenizer: engine.tokenizer.exact ? "the model's own" : "an estimate",
+    Prompts: engine.token_exact ? "sent as token ids" : "sent as text",
+    Memory: `${ready.store.kind}${ready.store.degraded ? ", degraded" : ""}`,
+  };
+  byId("engine-facts").replaceChildren(
+    ...Object.entries(facts).flatMap(([name, value]) => [element("dt", { text: name }), element("dd", { text: value })]),
+  );
+  byId("engine-missing").replaceChildren(
+    ...engine.missing.map((miss) =>
+      element("li", {}, element("b", { text: `No ${miss.feature}: ` }), `${miss.cost}. Cure: ${miss.cure}.`),
+    ),
+  );
+}
+
+// Stores and files
+
+async function showStores() {
+  const page = await call("/v1/vector_stores?limit=100");
+  if (!page.data.some((store) => store.id === state.store?.id)) state.store = null;
+  byId("stores").replaceChildren(
+    ...page.data.map((store) => {
+      const files = store.file_counts.total;
+      const button = element(
+        "button",
+        { type: "button", ariaPressed: String(store.id === state.store?.id), onclick: guarded(() => choose(store)) },
+        element("bdi", { text: store.name || store.id }),
+        element("span", { kind: "hint", text: files === 1 ? "1 file" : `${number(files)} files` }),
+      );
+      return element("li", {}, button);
+    }),
+  );
+  if (!page.data.length) byId("stores").append(element("li", { kind: "hint", text: "No stores yet." }));
+}
+
+async function choose(store) {
+  state.store = state.store?.id === store.id ? null : store;
+  byId("files-panel").hidden = state.store === null;
+  byId("scope").textContent = state.store
+    ? `Answers draw on ${state.store.name || state.store.id}`
+    : "No store: the model answers alone";
+  byId("uploads").replaceChildren();
+  await showStores();
+  if (state.store) await showFiles();
+}
+
+async function showFiles() {
+  const store = state.store;
+  clearTimeout(state.poll);
+  const page = await call(`${storePath(store.id, "files")}?limit=100`);
+  if (store !== state.store) return;
+  byId("files").replaceChildren(...page.data.map(fileRow));
+  if (!page.data.length) byId("files").append(element("li", { kind: "hint", text: "This store is empty." }));
+  continueFiles(page);
+  if (page.data.some((file) => file.status === "in_progress")) {
+    state.poll = setTimeout(guarded(async () => Promise.all([showFiles(), showStores()])), 1000);
+  }
+}
+
+function continueFiles(page) {
+  state.filesAfter = page.has_more ? page.last_id : null;
+  byId("files-more").hidden = !page.has_more;
+}
+
+async function showMoreFiles() {
+  const page = await call(`${storePath(state.store.id, "files")}?limit=100&after=${encodeURIComponent(state.filesAfter)}`);
+  byId("files").append(...page.data.map(fileRow));
+  continueFiles(page);
+}
+
+function fileRow(file) {
+  const remove = element("button", { kind: "quiet", type: "button", text: "✕", title: "Remove from this store" });
+  remove.ariaLabel = `Remove ${file.filename}`;
+  remove.onclick = guarded(async () => {
+    if (!confirm(`Remove ${file.filename} from this store?`)) return;
+    await call(storePath(file.vector_store_id, "files", file.id), { method: "DELETE" });
+    await Promise.all([showFiles(), showStores()]);
+  });
+  const row = element(
+    "li",
+    {},
+    element("bdi", { kind: "name", text: file.filename, title: file.filename }),
+    element("span", { kind: `status ${file.status}`, text: STATUS[file.status] ?? file.status }),
+    remove,
+  );
+  if (file.last_error) row.append(element("span", { kind: "why", text: file.last_error.message }));
+  return row;
+}
+
+async function upload(files) {
+  const store = state.store;
+  for (const file of files) {
+    const status = element("span", { kind: "status in_progress", text: "sending" });
+    const row = element("li", {}, element("bdi", { kind: "name", text: file.name, title: file.name }), status);
+    byId("uploads").append(row);
+    try {
+      const form = new FormData();
+      form.append("purpose", "assistants");
+      form.append("file", file);
+      const sent = await call("/v1/files", { method: "POST", body: form });
+      await postJson(storePath(store.id, "files"), { file_id: sent.id });
+      row.remove();
+    } catch (error) {
+      status.textContent = "failed";
+      status.className = "status failed";
+      row.append(element("span", { kind: "why", text: error.message }));
+    }
+  }
+  await Promise.all([showStores(), store === state.store ? showFiles() : null]);
+}
+
+// Questions and answers
+
+async function* events(response) {
+  const decoder = new TextDecoder();
+  let rest = "";
+  for await (const piece of response.body) {
+    rest += decoder.decode(piece, { stream: true });
+    const lines = rest.split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      const data = line.startsWith("data:") ? line.slice(5).trim() : "";
+      if (data === "[DONE]") return;
+      if (data) yield JSON.parse(data);
+    }
+  }
+}
+
+async function ask(question) {
+  const answer = element("p", { kind: "answer", ariaLive: "polite", ariaBusy: "true", dir: "auto" });
+  const turn = element("article", { kind: "turn" }, element("p", { kind: "asked", text: question, dir: "auto" }), answer);
+  byId("turns").append(turn);
+  setBusy(new AbortController());
+  let text = "";
+  let told = null;
+  let finished = false;
+  try {
+    const messages = [...state.history, { role: "user", content: question }];
+    const body = { model: state.model ?? (await findModel()), messages, stream: true };
+    if (state.store) body.headstart = { vector_store_ids: [state.store.id] };
+    const response = await post("/v1/chat/completions", body, { signal: state.busy.signal });
+    if (!response.ok) throw await failure(response);
+    for await (const event of events(response)) {
+      if (event.error) throw new Error(event.error.message);
+      const choice = event.choices?.[0];
+      text += choice?.delta?.content ?? "";
+      finished ||= Boolean(choice?.finish_reason);
+      told = event.headstart ?? told;
+      answer.textContent = text;
+    }
+    if (!finished) throw new Error("The answer was cut off before its end.");
+    state.history = [...messages, { role: "assistant", content: text }];
+    finish(turn, answer, text, told);
+  } catch (error) {
+    const stopped = error.name === "AbortError";
+    turn.append(element("p", { kind: stopped ? "hint" : "error", text: stopped ? "Stopped." : error.message }));
+  } finally {
+    answer.ariaBusy = "false";
+    setBusy(null);
+    await showCalls();
+  }
+}
+
+async function findModel() {
+  const models = (await call("/v1/models")).data.map((model) => model.id);
+  state.model = models.find((id) => !id.includes("@")) ?? null;
+  if (!state.model) throw new Error("The gateway serves no model: its engine is not there.");
+  return state.model;
+}
+
+function setBusy(controller) {
+  state.busy = controller;
+  byId("send").disabled = controller !== null;
+  byId("stop").hidden = controller === null;
+  byId("empty").hidden = true;
+  byId("reset").hidden = controller !== null;
+}
+
+function finish(turn, answer, text, told) {
+  const citations = told?.citations ?? [];
+  const passages = new Map(citations.map((citation) => [citation.label, passage(citation)]));
+  answer.replaceChildren(...withCitations(text, passages));
+  if (passages.size) turn.append(element("div", { kind: "passages" }, ...passages.values()));
+  if (told?.timings) turn.append(timing(told.timings));
+  for (const dropped of told?.plan?.dropped ?? []) {
+    turn.append(element("p", { kind: "hint", text: `Left out: ${dropped.reason}` }));
+  }
+}
+
+function withCitations(text, passages) {
+  return text.split(/(\[[^\]\s]{1,32}\])/).map((piece) => {
+    const label = piece.slice(1, -1);
+    const shown = piece.startsWith("[") ? passages.get(label) : undefined;
+    if (!shown) return piece;
+    const open = () => {
+      shown.open = true;
+      shown.scrollIntoView({ block: "nearest" });
+      shown.querySelector("summary").focus();
+    };
+    return element("button", { kind: "cite", type: "button", text: label, title: "Show the passage", onclick: open });
+  });
+}
+
+function passage(citation) {
+  const summary = element(
+    "summary",
+    {},
+    element("span", { kind: "tag", text: citation.label }),
+    element("bdi", { text: citation.filename }),
+    citation.title ? ` · ${citation.title}` : "",
+  );
+  if (citation.named) summary.append(element("span", { kind: "named", text: "named in the answer" }));
+  return element("details", { open: citation.named }, summary, element("p", { text: citation.text, dir: "auto" }));
+}
+
+function timing(timings) {
+  const decode = timings.ttft_ms === null ? null : timings.total_ms - timings.ttft_ms;
+  const times = { ...Object.fromEntries(PARTS.map((part) => [part, timings[`${part}_ms`]])), decode };
+  const known = PARTS.filter((part) => typeof times[part] === "number");
+  const bar = element("div", { kind: "bar", ariaHidden: "true" });
+  for (const part of known) {
+    const segment = element("i", { kind: part });
+    segment.style.flexGrow = String(Math.max(times[part], 0));
+    bar.append(segment);
+  }
+  const legend = known.map((part) =>
+    element("span", {}, element("i", { kind: part, ariaHidden: "true" }), `${part} ${duration(times[part])}`),
+  );
+  const rate = timings.decode_tokens_per_s;
+  const tokens =
+    `First token after ${duration(timings.ttft_ms)}. ${number(timings.prompt_tokens)} prompt tokens: ` +
+    `${number(timings.cached_tokens)} cached, ${number(timings.uncached_tokens)} uncached. ` +
+    `${number(timings.output_tokens)} answer tokens${rate === null ? "" : ` at ${rate.toFixed(1)} per second`}.`;
+  return element("div", { kind: "timing" }, bar, element("div", { kind: "legend" }, ...legend), element("div", { text: tokens }));
+}
+
+// Recent calls
+
+async function showCalls() {
+  const calls = (await call("/v1/calls?limit=20")).data;
+  byId("no-calls").hidden = calls.length > 0;
+  byId("calls").replaceChildren(...calls.map(callRow));
+}
+
+function callRow({ created, status, error, model, timings }) {
+  const cell = (text, kind) => element("td", { text, kind, title: text });
+  const figures = timings
+    ? [
+        duration(timings.ttft_ms),
+        duration(timings.total_ms),
+        ...["prompt", "cached", "uncached", "output"].map((kind) => number(timings[`${kind}_tokens`])),
+        timings.decode_tokens_per_s === null ? "unknown" : `${timings.decode_tokens_per_s.toFixed(1)}/s`,
+      ]
+    : Array(7).fill("");
+  return element(
+    "tr",
+    {},
+    cell(new Date(created * 1000).toLocaleTimeString()),
+    cell(error ? `${status} ${error}` : String(status)),
+    cell(model),
+    ...figures.map((text) => cell(text, "num")),
+  );
+}
+
+// Start
+
+async function start() {
+  byId("key-form").hidden = true;
+  byId("main").hidden = false;
+  await showEngine();
+  await call("/v1/models");
+  await Promise.all([showStores(), showCalls()]);
+}
+
+byId("key-form").onsubmit = guarded(async () => {
+  sessionStorage.setItem(KEY, byId("key").value.trim());
+  byId("key").value = "";
+  await start();
+});
+byId("store-form").onsubmit = guarded(async () => {
+  const store = await postJson("/v1/vector_stores", { name: byId("store-name").value });
+  byId("store-name").value = "";
+  await choose(store);
+});
+byId("upload").onchange = guarded(async (event) => {
+  const files = [...event.target.files];
+  event.target.value = "";
+  await upload(files);
+});
+byId("files-more").onclick = guarded(showMoreFiles);
+byId("calls-refresh").onclick = guarded(showCalls);
+byId("stop").onclick = () => state.busy?.abort();
+byId("reset").onclick = () => {
+  state.history = [];
+  byId("turns").replaceChildren();
+  byId("reset").hidden = true;
+  byId("empty").hidden = false;
+  byId("question").focus();
+};
+byId("ask-form").onsubmit = guarded(async () => {
+  const question = byId("question").value.trim();
+  if (!question || state.busy) return;
+  byId("question").value = "";
+  await ask(question);
+});
+byId("question").onkeydown = (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    byId("ask-form").requestSubmit();
+  }
+};
+for (const [name, over] of [["dragover", true], ["dragleave", false], ["drop", false]]) {
+  byId("drop").addEventListener(name, (event) => {
+    event.preventDefault();
+    byId("drop").classList.toggle("over", over);
+    if (name === "drop") guarded(() => upload([...event.dataTransfer.files]))();
+  });
+}
+await guarded(start)();
+setInterval(() => showEngine().catch(complain), 15000);
