@@ -128,15 +128,21 @@ class Transcripts:
 def without_files(transcript: Transcript, exists: Callable[[str], bool]) -> Transcript:
     """The transcript without what was taken from files that are gone: such turns stand as the client states them.
 
-    `exists` says of a file id whether the file is still there. Deleted text must not answer again.
+    `exists` says of a file id whether the file is still there. Deleted text must not answer again, so a turn also
+    loses its context when it refers to a chunk that no earlier turn holds any more: its evidence may quote it.
     """
-    past = tuple(
-        replace(message, context=None)
-        if message.context is not None and not all(exists(chunk.file_id) for chunk in message.context.chunks)
-        else message
-        for message in transcript.past
-    )
-    return replace(transcript, past=past)
+    past: list[PastMessage] = []
+    standing: set[str] = set()
+    for message in transcript.past:
+        context = message.context
+        if context is not None:
+            alive = all(exists(chunk.file_id) for chunk in context.chunks) and standing.issuperset(context.references)
+            if alive:
+                standing.update(chunk.label for chunk in context.chunks)
+            else:
+                message = replace(message, context=None)
+        past.append(message)
+    return replace(transcript, past=tuple(past))
 
 
 def _answered(past: Sequence[PastMessage]) -> list[int]:
