@@ -18,13 +18,16 @@ def parse_markdown(text: str, budget: Budget) -> tuple[Section, ...]:
         outline.block(front_matter[1])
         text = text[front_matter.end() :]
     lines = text.split("\n")
-    tokens = MarkdownIt("commonmark").enable("table").parse(text)
+    # The text stays as written, so only headings need the costly parsing of emphasis and links.
+    blocks = MarkdownIt("commonmark").enable("table").disable(["inline", "text_join"])
+    inline = MarkdownIt("commonmark")
+    tokens = blocks.parse(text)
     position = 0
     while position < len(tokens):
         token = tokens[position]
         end = _end(tokens, position)
         if token.type == "heading_open":
-            outline.heading(int(token.tag[1]), _plain(tokens[position + 1]))
+            outline.heading(int(token.tag[1]), _plain(inline.parseInline(tokens[position + 1].content)[0]))
         elif token.type == "table_open":
             outline.block(table_text(_rows(tokens[position:end])))
         elif token.map is not None and token.type != "hr":

@@ -108,6 +108,14 @@ def test_csv_rows_can_be_understood_alone() -> None:
     assert texts(source, "a.csv") == [("", "Item: Rope; Price: 3,50; Note: two lines\nItem: Hook; Price: 1")]
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_csv_finds_its_delimiter_and_years_name_columns(delimiter: str) -> None:
+    source = 'Item|2025|2026\n"Rope, long; thick"|3,50|4,00\n'.replace("|", delimiter)
+    if delimiter == ",":
+        source = source.replace("3,50", '"3,50"').replace("4,00", '"4,00"')
+    assert texts(source, "a.csv") == [("", "Item: Rope, long; thick; 2025: 3,50; 2026: 4,00")]
+
+
 def test_csv_without_a_header_keeps_every_row() -> None:
     assert texts("1,rope\n2,hook\n", "a.csv") == [("", "1; rope\n2; hook")]
 
