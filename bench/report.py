@@ -20,6 +20,9 @@ from rich.table import Table
 
 Cell = str | int | float | None
 
+# Wider than any table here: a log file has no width of its own, and a cut figure is a lost figure.
+TABLE_WIDTH = 240
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -59,7 +62,9 @@ class Report:
     """Collects tables, checks and notes of one bench; prints tables as they come, the verdict last."""
 
     name: str
-    console: Console = field(default_factory=lambda: Console(file=sys.stdout, highlight=False, soft_wrap=True))
+    console: Console = field(
+        default_factory=lambda: Console(file=sys.stdout, highlight=False, soft_wrap=True, width=TABLE_WIDTH)
+    )
     tables: list[PrintedTable] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -74,8 +79,7 @@ class Report:
             rendered.add_column(escape(column), justify="right" if numeric else "left", no_wrap=True)
         for row in kept.rows:
             rendered.add_row(*(escape(format_cell(cell)) for cell in row))
-        # Wide enough for its content: a log file has no width, and a cut figure is a lost figure.
-        self.console.print(rendered, width=240)
+        self.console.print(rendered)
 
     def note(self, text: str) -> None:
         """Print and keep a sentence, for example why an arm was skipped."""

@@ -1,13 +1,18 @@
 """Relevance in [0, 1] from fused scores, and candidates that say nothing new."""
 
 import math
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
 
-from retrieval.words import words
+T = TypeVar("T")
 
 SHINGLE_WORDS = 4
 DUPLICATE_SIMILARITY = 0.9
+# A text whose words are longer than this on average is written without spaces between words.
+_LONGEST_MEAN_WORD = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,40 +45,58 @@ def features(scores: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def duplicates(texts: Sequence[str]) -> set[int]:
-    """Indexes of texts that repeat an earlier one: equal words, contained in it, or nearly the same.
+    """Indexes of texts that repeat an earlier one: equal but for case and spacing, contained in it, or nearly equal.
 
-    Nearly the same is a Jaccard similarity of word shingles of at least 0.9. A text is contained when its words
-    stand in the other's in the same order without a gap.
+    Nearly equal is a Jaccard similarity of at least 0.9 between their shingles of four words, or of four pairs of
+    letters where the script has no spaces. Of two texts of which the later contains the earlier, both stay.
     """
     dropped: set[int] = set()
-    kept: list[tuple[str, frozenset[int]]] = []
+    kept: list[_Content] = []
     for index, text in enumerate(texts):
-        found = words(text)
-        line, shingles = f" {' '.join(found)} ", _shingles(found)
-        if any(_repeats(line, shingles, *other) for other in kept):
+        content = _Content.of(text)
+        if any(_repeats(content, other) for other in kept):
             dropped.add(index)
         else:
-            kept.append((line, shingles))
+            kept.append(content)
     return dropped
 
 
-def _repeats(line: str, shingles: frozenset[int], other_line: str, other_shingles: frozenset[int]) -> bool:
-    if len(line) <= len(other_line) and line in other_line:
+@dataclass(frozen=True, slots=True)
+class _Content:
+    line: str
+    pieces: tuple[str, ...]
+    distinct: frozenset[str]
+
+    @staticmethod
+    def of(text: str) -> "_Content":
+        found = unicodedata.normalize("NFC", text).casefold().split()
+        line = " ".join(found)
+        unspaced = len(line) > _LONGEST_MEAN_WORD * len(found)
+        pieces = tuple(map("".join, pairwise(line))) if unspaced else tuple(found)
+        return _Content(line, pieces, frozenset(pieces))
+
+    def shingles(self) -> frozenset[tuple[str, ...]]:
+        return frozenset(
+            self.pieces[start : start + SHINGLE_WORDS] for start in range(len(self.pieces) - SHINGLE_WORDS + 1)
+        )
+
+
+def _repeats(content: _Content, other: _Content) -> bool:
+    if content.line in other.line:
         return True
-    smaller, larger = sorted((len(shingles), len(other_shingles)))
-    if smaller < DUPLICATE_SIMILARITY * larger:
+    # Texts with nearly equal shingles have nearly equal words; sets of words are compared faster.
+    if _similarity(content.distinct, other.distinct) < DUPLICATE_SIMILARITY - 0.1:
         return False
-    shared = len(shingles & other_shingles)
-    union = len(shingles) + len(other_shingles) - shared
-    return union > 0 and shared >= DUPLICATE_SIMILARITY * union
+    return _similarity(content.shingles(), other.shingles()) >= DUPLICATE_SIMILARITY
 
 
-def _shingles(found: list[str]) -> frozenset[int]:
-    if len(found) < SHINGLE_WORDS:
-        return frozenset()
-    return frozenset(
-        hash(tuple(found[start : start + SHINGLE_WORDS])) for start in range(len(found) - SHINGLE_WORDS + 1)
-    )
+def _similarity(first: frozenset[T], second: frozenset[T]) -> float:
+    """Jaccard; 0 for two empty sets."""
+    smaller, larger = sorted((len(first), len(second)))
+    if smaller < (DUPLICATE_SIMILARITY - 0.1) * larger or not larger:
+        return 0.0
+    shared = len(first & second)
+    return shared / (len(first) + len(second) - shared)
 
 
 def _logistic(value: float) -> float:

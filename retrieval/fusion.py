@@ -15,13 +15,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-DENSE_WEIGHT = 0.4
-# Standing of the best chunk at which the dense half counts as lost, and at which it is trusted in full.
-LOST_STANDING = 0.7
-SURE_STANDING = 1.2
-# Where no word matches, even a dense half that looks lost is a better order than none.
-LEAST_TRUST = 0.05
-
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
@@ -39,26 +32,42 @@ class Crowd:
         return (cosines.astype(np.float64) - self.mean) / (self.deviation * expected_best)
 
 
-def crowd(sample: NDArray[np.float32], vector: NDArray[np.float32], rows: int) -> Crowd:
-    """From a sample of the store's vectors (float32 [n, dimension])."""
-    if not len(sample):
+def crowd(cosines: NDArray[np.float32], rows: int) -> Crowd:
+    """From the cosines of a sample of the store's `rows`."""
+    if not len(cosines):
         return Crowd(0.0, 0.0, rows)
-    cosines = sample @ vector
     deviation = float(cosines.std())
     # Equal vectors differ by rounding alone, and nothing stands out of rounding.
     return Crowd(float(cosines.mean()), deviation if deviation > 1e-5 else 0.0, rows)
 
 
-def trust(best_standing: float) -> float:
-    """0.05 (lost) to 1 (sure): how far the dense half can be believed for this query."""
-    slope = (best_standing - LOST_STANDING) / (SURE_STANDING - LOST_STANDING)
-    return min(1.0, max(LEAST_TRUST, slope))
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """One setting for all languages; `python -m bench.retrieval` shows how little its figures hang on the values.
+
+    `dense_weight` weighs the standing of a cosine against a lexical share. The standing of the best chunk at which
+    the dense half counts as lost is `lost_standing`; from `sure_standing` on it is trusted in full. `least_trust`
+    remains where it is lost: where no word matches either, a doubtful order is better than none.
+    """
+
+    dense_weight: float = 0.4
+    lost_standing: float = 0.7
+    sure_standing: float = 1.2
+    least_trust: float = 0.05
+
+    def trust(self, best_standing: float) -> float:
+        """`least_trust` (lost) to 1 (sure): how far the dense half can be believed for this query."""
+        slope = (best_standing - self.lost_standing) / (self.sure_standing - self.lost_standing)
+        return min(1.0, max(self.least_trust, slope))
+
+    def scores(self, shares: NDArray[np.floating], cosines: NDArray[np.floating], of: Crowd) -> Floats:
+        """Scores of candidates (higher is better) from their lexical shares and cosines, in the same order."""
+        if not len(cosines):
+            return np.zeros(0, dtype=np.float64)
+        standing = of.standing(cosines)
+        weight = self.dense_weight * self.trust(float(standing.max()))
+        scores: Floats = shares.astype(np.float64) + weight * standing
+        return scores
 
 
-def fused_scores(shares: NDArray[np.floating], cosines: NDArray[np.floating], of: Crowd) -> Floats:
-    """Scores of candidates (higher is better) from their lexical shares and cosines, in the same order."""
-    if not len(cosines):
-        return np.zeros(0, dtype=np.float64)
-    standing = of.standing(cosines)
-    scores: Floats = shares.astype(np.float64) + DENSE_WEIGHT * trust(float(standing.max())) * standing
-    return scores
+DEFAULT_FUSION = Fusion()

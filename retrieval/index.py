@@ -95,9 +95,7 @@ class Indexes:
                 return current
             refresh = self._refreshes.get(store_id)
             if refresh is None:
-                refresh = asyncio.create_task(self._refresh(store_id), name=f"index-refresh-{store_id}")
-                self._refreshes[store_id] = refresh
-                refresh.add_done_callback(partial(self._refreshed, store_id))
+                refresh = self._start_refresh(store_id)
             # Shielded: others wait for the same refresh, and one that gives up must not end it.
             if current is None:
                 await asyncio.shield(refresh)
@@ -107,6 +105,11 @@ class Indexes:
             except TimeoutError:
                 self._counts["searched_behind"] += 1
                 return current
+
+    def refresh_soon(self, store_id: str) -> None:
+        """Told that a store changed: bring its view up to date before the next search asks, if it is in memory."""
+        if store_id in self._views and store_id not in self._refreshes:
+            self._start_refresh(store_id)
 
     async def save(self, quiet_s: float | None = None) -> None:
         """Write a snapshot of each view that changed and has been quiet for `quiet_s` since."""
@@ -150,6 +153,12 @@ class Indexes:
             await self._save(oldest)
             self._drop(oldest)
             self._counts["evicted"] += 1
+
+    def _start_refresh(self, store_id: str) -> "asyncio.Task[None]":
+        refresh = asyncio.create_task(self._refresh(store_id), name=f"index-refresh-{store_id}")
+        self._refreshes[store_id] = refresh
+        refresh.add_done_callback(partial(self._refreshed, store_id))
+        return refresh
 
     def _refreshed(self, store_id: str, task: "asyncio.Task[None]") -> None:
         self._refreshes.pop(store_id, None)

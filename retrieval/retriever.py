@@ -1,6 +1,7 @@
 """From a question to ranked candidates: embed, search every store, fuse, drop repeats, read the truth, calibrate."""
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -18,7 +19,9 @@ from retrieval.embedding import QueryEmbedding
 from retrieval.filters import matches
 from retrieval.index import Indexes
 from retrieval.store_view import Hit, StoreView
-from retrieval.types import Candidate, Candidates, Chunk, Filter, Query
+from retrieval.types import Candidate, Candidates, Chunk, Filter, NotFound, Query
+
+log = logging.getLogger("headstart.retriever")
 
 Vector = NDArray[np.float32]
 Rows = NDArray[np.int64]
@@ -57,6 +60,7 @@ class Retriever:
         self._embedder = embedder
         self._indexes = indexes
         self._previous_turn_weight = previous_turn_weight
+        self._touches: set[asyncio.Future[None]] = set()
         self._pool = ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 1)), "search", initializer=_one_core)
 
     async def search(self, query: Query) -> Candidates:
@@ -83,6 +87,7 @@ class Retriever:
         )
         items, dropped = await loop.run_in_executor(self._pool, self._read, store_ids, hits, query.top_k)
         done = time.perf_counter()
+        self._touch(query.tenant, store_ids)
         return Candidates(
             items=items,
             embed_ms=(embedded - began) * 1000,
@@ -92,7 +97,14 @@ class Retriever:
         )
 
     async def aclose(self) -> None:
+        await asyncio.gather(*self._touches)
         await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
+
+    def _touch(self, tenant: str, store_ids: Sequence[str]) -> None:
+        """Note the use of the stores, which moves their expiry; no search waits for that write."""
+        touch = asyncio.get_running_loop().run_in_executor(self._pool, self._touch_stores, tenant, store_ids)
+        self._touches.add(touch)
+        touch.add_done_callback(self._touches.discard)
 
     async def _query_vector(self, query: Query) -> tuple[Vector, bool]:
         if query.previous_text is None or self._previous_turn_weight == 0:
@@ -114,6 +126,13 @@ class Retriever:
 
     def _generations(self, tenant: str, store_ids: Sequence[str]) -> list[int]:
         return [self._database.stores.generation(tenant, store_id) for store_id in store_ids]
+
+    def _touch_stores(self, tenant: str, store_ids: Sequence[str]) -> None:
+        for store_id in store_ids:
+            try:
+                self._database.stores.touch(tenant, store_id)
+            except NotFound:
+                log.debug("a store was deleted while it was searched", extra={"store_id": store_id})
 
     def _search_store(
         self, store_id: str, view: StoreView, vector: Vector, texts: dict[str, float], query: Query

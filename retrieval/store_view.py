@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.dense import FlatIndex, HnswIndex
-from retrieval.fusion import crowd, fused_scores
+from retrieval.dense import FlatIndex, HnswIndex, inner_products
+from retrieval.fusion import DEFAULT_FUSION, Fusion, crowd
 from retrieval.lexical import LexicalIndex
 from retrieval.postings import Postings
 from retrieval.records import ChunkText, StoreChanges
@@ -18,8 +18,8 @@ Vector = NDArray[np.float32]
 
 KINDS: Mapping[str, type[FlatIndex] | type[HnswIndex]] = {"flat": FlatIndex, "hnsw": HnswIndex}
 
-# Enough to know the mean of a query's cosines to 2 % of their deviation.
-CROWD_ROWS = 2_048
+# Enough to know the mean of a query's cosines to 3 % of their deviation.
+CROWD_ROWS = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,14 @@ class StoreView:
             _sample(dense, changes.live_row_ids),
         )
 
-    def search(self, vector: Vector, texts: Mapping[str, float], k: int, allowed: Rows | None = None) -> list[Hit]:
+    def search(
+        self,
+        vector: Vector,
+        texts: Mapping[str, float],
+        k: int,
+        allowed: Rows | None = None,
+        fusion: Fusion = DEFAULT_FUSION,
+    ) -> list[Hit]:
         """The best of the first `k` of each half, best first, lower row id first among equals.
 
         `vector` is float32 [dimension] of length 1; `texts` are the query's texts with their weights; `allowed`
@@ -93,8 +100,8 @@ class StoreView:
         dense_ids = self.dense.search(vector, k, allowed).row_ids
         pool = np.union1d(lexical_ids, dense_ids)
         shares = match.of(pool)
-        cosines = self.dense.vectors_of(pool)[1] @ vector
-        scores = fused_scores(shares, cosines, crowd(self.sample, vector, len(self.row_ids)))
+        cosines = inner_products(self.dense.vectors_of(pool)[1], vector)
+        scores = fusion.scores(shares, cosines, crowd(inner_products(self.sample, vector), len(self.row_ids)))
         dense_ranks, lexical_ranks = _ranks(dense_ids), _ranks(lexical_ids)
         # Rounded, so that the last bits of a sum, which depend on the layout of memory, decide nothing.
         order = np.lexsort((pool, -np.round(scores, 6)))
