@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.database import Database
+from retrieval.isolation import is_harmless, parse_isolated
 from retrieval.parsing import parse
 from retrieval.preparation import Prepared, PreparedChunk, prepare
 from retrieval.records import FileError, FileStatus, StoreFile
@@ -137,7 +138,7 @@ class Ingestor:
             await self._fail(claimed, FileError("server_error", message))
 
     async def _ingest(self, claimed: StoreFile) -> None:
-        prepared = await self._in_background(self._prepare, claimed)
+        prepared = await self._prepare(claimed)
         embeddings = await self._embeddings(claimed, prepared.chunks)
         rows = [
             chunk.with_embedding(embeddings[chunk.text_sha256], prepared.fingerprint) for chunk in prepared.chunks
@@ -146,10 +147,13 @@ class Ingestor:
         if self._on_change is not None:
             self._on_change(claimed.store_id)
 
-    def _prepare(self, claimed: StoreFile) -> Prepared:
-        data = self._database.files.read(claimed.tenant, claimed.file_id)
-        parsed = parse(data, claimed.filename, self._limits)
-        return prepare(parsed, self._renderer, claimed.strategy)
+    async def _prepare(self, claimed: StoreFile) -> Prepared:
+        data = await self._in_background(self._database.files.read, claimed.tenant, claimed.file_id)
+        if is_harmless(data):
+            parsed = await self._in_background(parse, data, claimed.filename, self._limits)
+        else:
+            parsed = await parse_isolated(data, claimed.filename, self._limits)
+        return await self._in_background(prepare, parsed, self._renderer, claimed.strategy)
 
     async def _embeddings(
         self, claimed: StoreFile, chunks: Sequence[PreparedChunk]

@@ -37,6 +37,7 @@ class ParseLimits:
     max_xml_part_bytes: int = 64 * 2**20
     max_text_characters: int = 20_000_000
     max_seconds: float = 120.0
+    max_memory_bytes: int = 3 * 2**30
 
 
 class Budget:

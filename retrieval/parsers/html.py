@@ -38,7 +38,7 @@ def parse_html(text: str, budget: Budget) -> tuple[Section, ...]:
     try:
         root = lxml.html.document_fromstring(text.encode("utf-8"), parser=parser)
     except (etree.ParserError, etree.XMLSyntaxError) as error:
-        raise UnusableFile("invalid_file", f"The HTML cannot be read: {error}. Save the page again.") from None
+        raise UnusableFile("invalid_file", f"The HTML cannot be read: {error}. Save it again, or in parts.") from None
     walker = _Walker(Outline(budget))
     title = root.findtext(".//title")
     if title and root.find(".//h1") is None:
