@@ -1,6 +1,7 @@
 """`headstart ingest`: documents into a vector store, each content once."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ UPLOADS_AT_ONCE = 4
 WAIT_LIMIT_S = 1800.0
 POLL_FIRST_S = 0.05
 POLL_MOST_S = 1.0
-PLAIN_EVERY = 10
+PLAIN_EVERY_S = 2.0
 
 Result = Literal["added", "replaced", "unchanged", "failed"]
 
@@ -145,12 +146,13 @@ class _Ingestion:
 
 
 class _Bar:
-    """A progress bar on a terminal; elsewhere a line every few documents."""
+    """A progress bar on a terminal; elsewhere a line from time to time."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
         self._total = total
         self._count = 0
+        self._told_s = time.monotonic()
         self._progress = Progress(
             TextColumn("  {task.description}"),
             BarColumn(),
@@ -172,7 +174,9 @@ class _Bar:
     def advance(self) -> None:
         self._count += 1
         self._progress.advance(self._task)
-        if not self._console.is_terminal and (self._count % PLAIN_EVERY == 0 or self._count == self._total):
+        now_s = time.monotonic()
+        if not self._console.is_terminal and now_s - self._told_s >= PLAIN_EVERY_S:
+            self._told_s = now_s
             self._console.print(f"  ingesting: {self._count} of {self._total} documents")
 
 
