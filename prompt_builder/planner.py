@@ -32,6 +32,9 @@ from retrieval.types import Candidates
 # front; a cut of one turn a time would move it at every turn.
 TURNS_PER_CUT = 4
 
+# Evidence is looked for in this many of the most relevant chunks: time grows with them, and the rest seldom hold it.
+EVIDENCE_CHUNKS = 8
+
 
 class Planner:
     """Pure: the same arguments give the same plan.
@@ -65,13 +68,15 @@ class Planner:
     def plan(self, transcript: Transcript, candidates: Candidates, limits: Limits) -> Plan:
         """The largest plan that fits `limits`; raises QuestionTooLong when not even the question does."""
         wanted, clashes = distinct(candidates.items, limits.top_k)
-        whole = self._with_evidence(self._draft(transcript, transcript.past, wanted, limits), wanted)
+        whole = self._draft(transcript, transcript.past, wanted, limits)
         if limits.window_tokens is None:
-            return _and_dropped(whole, clashes)
+            return _and_dropped(self._with_evidence(whole, wanted), clashes)
         room = Room.of(limits, limits.window_tokens)
-        if self.tokens(whole) > room.prompt_tokens:
-            whole = self._trimmed(transcript, wanted, limits, room)
-        return self._clamped(_and_dropped(whole, clashes), room)
+        if self.tokens(whole) + self._evidence_tokens <= room.prompt_tokens:
+            plan = self._with_evidence(whole, wanted)
+        else:
+            plan = self._trimmed(transcript, wanted, limits, room)
+        return self._clamped(_and_dropped(plan, clashes), room)
 
     def tokens(self, plan: Plan) -> int:
         """Prompt tokens of a plan, as the builder will count them."""
@@ -103,7 +108,7 @@ class Planner:
         shown = {chunk.label for chunk in (*plan.chunks, *plan.references)}
         evidence = evidence_lines(
             plan.question,
-            [chunk for chunk in wanted if chunk.label in shown],
+            [chunk for chunk in wanted if chunk.label in shown][:EVIDENCE_CHUNKS],
             lines=self._evidence_lines,
             count=self._tokenizer.count,
         )

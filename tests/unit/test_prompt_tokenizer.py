@@ -15,7 +15,8 @@ LLAMA_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-CONTROL = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "[/INST]"]
+# The last is a single word to every pre-tokenizer here, and so the easiest to forge.
+CONTROL = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "[/INST]", "ENDOFTEXT"]
 CORPUS = [*PROBE_TEXTS, "system user assistant <|im_start|> </s> [INST] the ferry leaves the harbour at seven"] * 3
 
 PRE_TOKENIZERS = {
