@@ -24,7 +24,7 @@ _COMPLETED = " JOIN store_files sf ON sf.store_id = c.store_id AND sf.file_id = 
 
 
 class Chunks:
-    """Blocking; usable from any thread. Reads see only live chunks of completed files.
+    """Blocking; usable from any thread. Rows exist of completed files only: they come and go with the status.
 
     Reads take a store's id alone: whoever calls them has shown, by `VectorStores.generation` or `get`, that the
     tenant owns it.
@@ -222,7 +222,7 @@ def _chunk(row: sqlite3.Row) -> Chunk:
 
 def _row_ids(connection: sqlite3.Connection, store_id: str, after_row_id: int) -> NDArray[np.int64]:
     rows = connection.execute(
-        f"SELECT c.row_id FROM chunks c{_COMPLETED} WHERE c.store_id = ? AND c.row_id > ? ORDER BY c.row_id",
+        "SELECT c.row_id FROM chunks c WHERE c.store_id = ? AND c.row_id > ? ORDER BY c.row_id",
         (store_id, after_row_id),
     )
     return np.fromiter((row[0] for row in rows), dtype=np.int64)
@@ -234,7 +234,7 @@ def _embeddings(
     row_ids = _row_ids(connection, store_id, after_row_id)
     matrix = np.empty((len(row_ids), _dimension(connection)), dtype=np.float32)
     rows = connection.execute(
-        f"SELECT c.embedding FROM chunks c{_COMPLETED} WHERE c.store_id = ? AND c.row_id > ? ORDER BY c.row_id",
+        "SELECT c.embedding FROM chunks c WHERE c.store_id = ? AND c.row_id > ? ORDER BY c.row_id",
         (store_id, after_row_id),
     )
     for position, row in enumerate(rows):
@@ -244,8 +244,7 @@ def _embeddings(
 
 def _texts(connection: sqlite3.Connection, store_id: str, after_row_id: int) -> Iterator[ChunkText]:
     rows = connection.execute(
-        f"SELECT c.row_id, c.title, c.text FROM chunks c{_COMPLETED}"
-        " WHERE c.store_id = ? AND c.row_id > ? ORDER BY c.row_id",
+        "SELECT c.row_id, c.title, c.text FROM chunks c WHERE c.store_id = ? AND c.row_id > ? ORDER BY c.row_id",
         (store_id, after_row_id),
     )
     for row in rows:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 IDLE_READERS = 8
+LOG_BYTES = 64 * 2**20
 
 
 class Connections:
@@ -26,6 +27,8 @@ class Connections:
         self._closed = False
         self._writer = self._connect()
         self._writer.execute("PRAGMA journal_mode = WAL")
+        # The log of one large file must not stay on the disk for ever.
+        self._writer.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(

@@ -108,10 +108,18 @@ class Ingestor:
             while self._queue:
                 key = next(iter(self._queue))
                 del self._queue[key]
-                await self._ingest_and_record(*key)
+                try:
+                    await self._ingest_and_record(*key)
+                except Exception as error:
+                    # The database itself failed: the file is still in progress, and taken up at the next start.
+                    logger.error("the state of %s could not be recorded: %s", key[2], type(error).__name__)
             if self._rerender:
                 self._rerender = False
-                await self._render_anew()
+                try:
+                    await self._render_anew()
+                except Exception as error:
+                    # Stored ids say whose they are, so nothing is wrong until it succeeds; it is only slower.
+                    logger.error("stored chunks could not be rendered anew: %s", type(error).__name__)
                 continue
             self._wake.clear()
             self._idle.set()
@@ -127,7 +135,9 @@ class Ingestor:
         try:
             await self._ingest(claimed)
         except NotFound:
-            logger.debug("%s was deleted, cancelled or attached anew while it was ingested", file_id)
+            # Mostly it was deleted, cancelled or attached anew meanwhile, and then this records nothing.
+            lost = FileError("server_error", "The file's content is missing from the data folder. Upload it again.")
+            await self._fail(claimed, lost)
         except UnusableFile as unusable:
             code = _UNUSABLE_TO_OPENAI.get(unusable.code, unusable.code)
             await self._fail(claimed, FileError(code, str(unusable)))
@@ -172,11 +182,7 @@ class Ingestor:
         return found
 
     async def _fail(self, claimed: StoreFile, error: FileError) -> None:
-        try:
-            await asyncio.to_thread(self._database.store_files.fail, claimed, error)
-        except Exception as problem:
-            # Left in progress, it is taken up at the next start.
-            logger.error("the failure of %s could not be recorded: %s", claimed.file_id, type(problem).__name__)
+        await asyncio.to_thread(self._database.store_files.fail, claimed, error)
 
     async def _render_anew(self) -> None:
         fingerprint = self._renderer.fingerprint

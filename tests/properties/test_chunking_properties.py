@@ -45,7 +45,7 @@ def visible(text: str) -> str:
     return "".join(text.split())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(sections, strategies)
 def test_every_chunk_is_within_the_limit_and_in_order(parts: list[Section], strategy: ChunkingStrategy) -> None:
     drafts = list(chunk(Parsed(tuple(parts), "text/plain"), PieceRenderer(), strategy))
@@ -55,7 +55,7 @@ def test_every_chunk_is_within_the_limit_and_in_order(parts: list[Section], stra
         assert len(draft.rendered.token_ids) <= strategy.max_tokens
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(bodies, strategies, st.booleans())
 def test_nothing_is_lost_and_nothing_is_out_of_place(text: str, strategy: ChunkingStrategy, rows: bool) -> None:
     drafts = list(chunk(Parsed((Section((), text, rows),), "text/plain"), PieceRenderer(), strategy))
@@ -69,7 +69,7 @@ def test_nothing_is_lost_and_nothing_is_out_of_place(text: str, strategy: Chunki
     assert end == len(whole)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(bodies, strategies)
 def test_the_same_text_always_gives_the_same_chunks(text: str, strategy: ChunkingStrategy) -> None:
     parsed = Parsed((Section(("T",), text),), "text/plain")

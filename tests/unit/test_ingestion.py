@@ -275,6 +275,21 @@ async def test_f1_the_event_loop_stays_free_while_a_large_file_is_ingested(
     assert sorted(waits)[int(len(waits) * 0.95)] < 0.1
 
 
+async def test_a_file_whose_bytes_vanished_fails_and_the_queue_goes_on(
+    database: Database, embedder: HashEmbedder, tmp_path: Path
+) -> None:
+    store = database.stores.create(TENANT)
+    async with Ingestor(database, embedder, WordRenderer()) as ingestor:
+        lost = database.files.create(TENANT, "a.txt", b"Bytes that vanish.")
+        (tmp_path / "files" / lost.id).unlink()
+        database.store_files.attach(TENANT, store.id, lost.id)
+        ingestor.enqueue(TENANT, store.id, lost.id)
+        good = attach(database, ingestor, store.id, "Good text.")
+        await ingestor.wait_idle()
+    assert record(database, store.id, good).status is FileStatus.COMPLETED
+    assert record(database, store.id, lost.id).status is FileStatus.FAILED
+
+
 CRASHING = """
 import asyncio, os, sys
 from pathlib import Path
