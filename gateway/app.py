@@ -93,9 +93,11 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
     stack.push_async_callback(embedder.aclose)
     await embedder.start()
     database.bind_embedding_model(embedder.model_id, embedder.dimension)
-    indexes = Indexes(database, settings.data_dir, settings.index)
+    indexes = await stack.enter_async_context(Indexes(database, settings.data_dir, settings.index))
     retriever = Retriever(database, embedder, indexes, settings.previous_turn_weight)
+    stack.push_async_callback(retriever.aclose)
     ingestor = await stack.enter_async_context(Ingestor(database, embedder, renderer))
+    replica.on_change(lambda serving: ingestor.renderer_changed())
 
     calls = Calls(settings.calls_kept, metrics)
     admission = Admission(settings.max_in_flight)

@@ -1,7 +1,7 @@
 """What a request carries with it from the door to the log line."""
 
+import os
 import re
-import secrets
 from dataclasses import dataclass
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -21,4 +21,4 @@ def request_id_from(header: bytes | None) -> str:
     """The client's id when it is 1 to 128 characters of `A-Za-z0-9._-`, else a new one."""
     if header is not None and _REQUEST_ID.fullmatch(header):
         return header.decode()
-    return f"req-{secrets.token_hex(12)}"
+    return f"req-{os.urandom(12).hex()}"

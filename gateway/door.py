@@ -50,7 +50,7 @@ class Door:
             if scope["path"] == CHAT_PATH:
                 if scope["method"] != "POST":
                     raise ApiError(ErrorKind.METHOD, f"{CHAT_PATH} takes POST.", code="method_not_allowed")
-                await self._chat(scope, receive, send_identified, context)
+                await self._chat(scope, receive, send, context)
             else:
                 scope.setdefault("state", {})["context"] = context
                 await self._app(scope, receive, send_identified)

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from gateway.answers import EngineUsage, read_usage
-from gateway.backends.sse import DONE, data_event, event_data, is_usage_only
+from gateway.backends.sse import DONE, data_event, event_data, is_usage_only, split_events
 from gateway.backends.vllm import EngineStream
 from gateway.errors import ApiError, ErrorKind
 
@@ -18,20 +18,30 @@ async def relay_unchanged(
     stream: EngineStream, wants_usage: bool, on_usage: Callable[[EngineUsage], None]
 ) -> AsyncGenerator[bytes]:
     """The events byte for byte; only a usage event that the client did not ask for is kept back."""
-    async for events in stream.batches():
-        if b'"usage"' in events[-1] or len(events) > 1 or b'"error"' in events[0]:
-            kept = []
-            for event in events:
-                raise_if_error(event)
-                if b'"usage"' in event and is_usage_only(event):
-                    on_usage(read_usage(_object(event)))
-                    if not wants_usage:
-                        continue
-                kept.append(event)
-            if kept:
-                yield b"".join(kept)
-        else:
-            yield events[0]
+    async for data in stream.reads():
+        special = _first_special(data)
+        if special is None:
+            yield data
+            continue
+        kept = [data[:special]]
+        for event in split_events(data[special:]):
+            raise_if_error(event)
+            if b'"usage"' in event and is_usage_only(event):
+                on_usage(read_usage(_object(event)))
+                if not wants_usage:
+                    continue
+            kept.append(event)
+        if rest := b"".join(kept):
+            yield rest
+
+
+def _first_special(data: bytes) -> int | None:
+    """Where the first event begins that holds a usage report or an error, None when there is none."""
+    places = [place for place in (data.find(b'"usage"'), data.find(b'"error"')) if place >= 0]
+    if not places:
+        return None
+    end_before = data.rfind(b"\n\n", 0, min(places))
+    return end_before + 2 if end_before >= 0 else 0
 
 
 async def relay_completed(stream: EngineStream, wants_usage: bool, finish: Finish) -> AsyncGenerator[bytes]:
@@ -43,9 +53,9 @@ async def relay_completed(stream: EngineStream, wants_usage: bool, finish: Finis
     held: list[dict[str, Any]] = []
     usage_event: bytes | None = None
     usage = EngineUsage()
-    async for events in stream.batches():
-        for event in events:
-            if event is DONE:
+    async for data in stream.reads():
+        for event in split_events(data):
+            if event == DONE:
                 answers = {index: "".join(parts) for index, parts in texts.items()}
                 extension, annotations = await finish(answers, usage)
                 yield _completed(held, extension, annotations) + (usage_event or b"") + DONE

@@ -27,10 +27,6 @@ class EventSplitter:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The events that `data` completes. Raises EventTooLarge."""
-        if not self._buffer and data.endswith(b"\n\n") and b"\r" not in data:
-            if data.find(b"\n\n") == len(data) - 2:
-                return [data]
-            return [event + b"\n\n" for event in data[:-2].split(b"\n\n")]
         buffer = self._buffer
         buffer += data
         events: list[bytes] = []
@@ -47,9 +43,24 @@ class EventSplitter:
         return events
 
     @property
+    def empty(self) -> bool:
+        return not self._buffer
+
+    @property
     def rest(self) -> bytes:
         """What has come of an event that is not finished."""
         return bytes(self._buffer)
+
+
+def split_events(data: bytes) -> list[bytes]:
+    """Whole events that came together, one by one."""
+    if data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
+        return [data]
+    events, start = [], 0
+    for match in _END.finditer(data):
+        events.append(data[start : match.end()])
+        start = match.end()
+    return events
 
 
 def event_data(event: bytes) -> bytes:

@@ -3,22 +3,23 @@
 import asyncio
 import contextlib
 import logging
-import socket
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
 import aiohttp
 import orjson
 
-from gateway.backends.sse import DONE, EventSplitter, EventTooLarge, event_data
+from gateway.backends.sse import DONE, EventSplitter, EventTooLarge, event_data, split_events
+from gateway.backends.watchdog import Watchdog
 from gateway.errors import ApiError, ErrorKind
 
 log = logging.getLogger("headstart.engine")
 
+_FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
 _PASSED_ON = {400, 404, 413, 422}
 _BUSY = {429, 503}
-_READ_BYTES = 2**16
 _ERROR_BODY_BYTES = 2**16
 
 
@@ -68,39 +69,39 @@ class EngineStream:
         self._first = first
         self._limits = limits
 
-    async def batches(self) -> AsyncIterator[list[bytes]]:
-        """Lists of events as the network brought them; the last list ends with the `[DONE]` event."""
+    async def reads(self) -> AsyncGenerator[bytes]:
+        """Whole events, as many as the network brought at a time; the last item ends with `[DONE]`."""
         splitter = EventSplitter()
-        loop = asyncio.get_running_loop()
-        finished = False
         data = self._first
-        try:
-            async with asyncio.timeout(None) as limit:
-                while data:
-                    if events := splitter.feed(data):
-                        if b"[DONE]" in events[-1] and event_data(events[-1]) == b"[DONE]":
-                            events[-1] = DONE
-                            yield events
-                            return
-                        finished = finished or any(b'"finish_reason":"' in event for event in events)
-                        yield events
-                    limit.reschedule(loop.time() + self._limits.between_tokens_s)
-                    data = await self._response.content.read(_READ_BYTES)
-                    limit.reschedule(None)
-        except TimeoutError:
-            raise ApiError(
-                ErrorKind.ENGINE_TIMEOUT,
-                f"The engine sent nothing for {self._limits.between_tokens_s:g} s in the middle of the answer.",
-                code="engine_stalled",
-            ) from None
-        except EventTooLarge:
-            raise ApiError(ErrorKind.BAD_ENGINE, "The engine sent an event that is too large.") from None
-        except (aiohttp.ClientError, OSError):
-            raise cut_off() from None
+        finished = False
+        with Watchdog(self._limits.between_tokens_s) as watchdog:
+            while data:
+                if splitter.empty and data.endswith(b"\n\n") and b"\r" not in data:
+                    events = data
+                else:
+                    try:
+                        events = b"".join(splitter.feed(data))
+                    except EventTooLarge:
+                        raise ApiError(
+                            ErrorKind.BAD_ENGINE, "The engine sent an event that is too large.", code="engine_failed"
+                        ) from None
+                if events:
+                    if b"[DONE]" in events and (end := _end_of(events)) is not None:
+                        yield events[:end] + DONE
+                        return
+                    finished = finished or _FINISH.search(events) is not None
+                    yield events
+                try:
+                    with watchdog:
+                        data = await self._response.content.readany()
+                except TimeoutError:
+                    raise stalled(self._limits.between_tokens_s) from None
+                except (aiohttp.ClientError, OSError):
+                    raise cut_off() from None
         if not finished or splitter.rest.strip():
             raise cut_off()
         # Some engines end without [DONE]; the answer itself is whole.
-        yield [DONE]
+        yield DONE
 
     def close(self) -> None:
         """Drops the connection, which aborts the request in the engine unless it has ended."""
@@ -124,19 +125,16 @@ class VllmBackend:
 
     async def stream(self, payload: bytes) -> EngineStream:
         """Sends the request and waits for the first bytes of its answer. Raises ApiError."""
-        response = await self._post(payload, self._limits.first_token_s)
+        limit_s = self._limits.first_token_s
         try:
-            async with asyncio.timeout(self._limits.first_token_s):
-                first = await response.content.read(_READ_BYTES)
+            async with asyncio.timeout(limit_s):
+                response = await self._post(payload)
+                with _closed_on_error(response):
+                    first = await response.content.readany()
         except TimeoutError:
-            response.close()
-            raise too_slow(self._limits.first_token_s) from None
+            raise too_slow(limit_s) from None
         except (aiohttp.ClientError, OSError):
-            response.close()
             raise cut_off() from None
-        except BaseException:
-            response.close()
-            raise
         if not first:
             response.close()
             raise cut_off()
@@ -144,41 +142,53 @@ class VllmBackend:
 
     async def complete(self, payload: bytes) -> bytes:
         """A whole answer as the engine's JSON bytes. Raises ApiError."""
-        response = await self._post(payload, self._limits.answer_s)
-        try:
-            async with asyncio.timeout(self._limits.answer_s):
-                body = await response.read()
-        except TimeoutError:
-            response.close()
-            raise too_slow(self._limits.answer_s) from None
-        except (aiohttp.ClientError, OSError):
-            response.close()
-            raise cut_off() from None
-        except BaseException:
-            response.close()
-            raise
-        return body
-
-    async def _post(self, payload: bytes, limit_s: float) -> aiohttp.ClientResponse:
+        limit_s = self._limits.answer_s
         try:
             async with asyncio.timeout(limit_s):
-                response = await self._session.post(
-                    self._chat_url, data=payload, headers=self._headers, allow_redirects=False
-                )
-        except aiohttp.ConnectionTimeoutError:
-            raise unreachable() from None
+                response = await self._post(payload)
+                with _closed_on_error(response):
+                    return await response.read()
         except TimeoutError:
             raise too_slow(limit_s) from None
-        except (aiohttp.ClientConnectorError, socket.gaierror, ConnectionRefusedError):
-            raise unreachable() from None
         except (aiohttp.ClientError, OSError):
             raise cut_off() from None
+
+    async def _post(self, payload: bytes) -> aiohttp.ClientResponse:
+        """Raises ApiError when the engine cannot be reached or refuses, aiohttp's errors when it breaks off."""
+        try:
+            response = await self._session.post(
+                self._chat_url, data=payload, headers=self._headers, allow_redirects=False
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+            raise unreachable() from None
         if response.status == 200:
             return response
         try:
             raise await _refusal(response)
         finally:
             response.close()
+
+
+@contextlib.contextmanager
+def _closed_on_error(response: aiohttp.ClientResponse) -> Iterator[None]:
+    """Dropping the connection is what aborts the request in the engine."""
+    try:
+        yield
+    except BaseException:
+        response.close()
+        raise
+
+
+def _end_of(events: bytes) -> int | None:
+    """Where the `[DONE]` event begins, None when there is none: the words may also stand in a text."""
+    if events.endswith(DONE):
+        return len(events) - len(DONE)
+    start = 0
+    for event in split_events(events):
+        if event_data(event) == b"[DONE]":
+            return start
+        start += len(event)
+    return None
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> ApiError:
@@ -242,4 +252,12 @@ def cut_off() -> ApiError:
 def too_slow(limit_s: float) -> ApiError:
     return ApiError(
         ErrorKind.ENGINE_TIMEOUT, f"The engine gave no answer within {limit_s:g} s.", code="engine_silent"
+    )
+
+
+def stalled(limit_s: float) -> ApiError:
+    return ApiError(
+        ErrorKind.ENGINE_TIMEOUT,
+        f"The engine sent nothing for {limit_s:g} s in the middle of the answer.",
+        code="engine_stalled",
     )

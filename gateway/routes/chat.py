@@ -4,6 +4,7 @@ import contextlib
 
 from gateway.admission import Admission
 from gateway.answers import Timings, server_timing
+from gateway.backends.sse import DONE
 from gateway.calls import Call, Calls, now
 from gateway.context import RequestContext
 from gateway.errors import ApiError, translate
@@ -63,19 +64,19 @@ class ChatEndpoint:
         outcome.request = request
         answer = await self._pipeline.answer(request, body, context)
         outcome.stores = answer.stores
+        identity = (b"x-request-id", context.request_id.encode())
         if not isinstance(answer, StreamedAnswer):
             outcome.timings = answer.timings
-            headers = [(b"server-timing", timing_header(answer.timings))]
+            headers = [identity, (b"server-timing", timing_header(answer.timings))]
             await send_bytes(send, 200, answer.body, headers, b"application/json")
             return
         try:
-            headers = [*_EVENT_STREAM, (b"server-timing", answer.server_timing)]
+            headers = [*_EVENT_STREAM, identity, (b"server-timing", answer.server_timing)]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             outcome.started = True
             async with contextlib.aclosing(answer.events) as events:
                 async for data in events:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+                    await send({"type": "http.response.body", "body": data, "more_body": not data.endswith(DONE)})
         finally:
             outcome.timings = answer.timings
             answer.close()
