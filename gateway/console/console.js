@@ -1,7 +1,7 @@
 // The console. Whatever comes from a document, a client or a file name reaches the page as text only.
 
 const KEY = "headstart-key";
-const PARTS = ["retrieve", "plan", "queue", "prefill", "decode"];
+const PARTS = ["retrieve", "plan", "queue", "prefill", "other", "decode"];
 const STATUS = { in_progress: "working", completed: "ready", failed: "failed", cancelled: "cancelled" };
 
 const byId = (id) => document.getElementById(id);
@@ -26,41 +26,21 @@ function duration(ms) {
 
 // The gateway
 
-class Refused extends Error {
-  constructor(status, message) {
-    super(message);
-    this.status = status;
-  }
-}
-
-async function send(path, options = {}) {
+async function send(path, { json, ...options } = {}) {
   const key = sessionStorage.getItem(KEY);
-  const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
+  const headers = key ? { authorization: `Bearer ${key}` } : {};
+  if (json) Object.assign(options, { method: "POST", body: JSON.stringify(json) });
+  if (json) headers["content-type"] = "application/json";
   const response = await fetch(path, { ...options, headers });
+  if (response.ok) return response;
   if (response.status === 401) askForKey(Boolean(key));
-  return response;
-}
-
-async function failure(response) {
   const body = await response.json().catch(() => null);
-  return new Refused(response.status, body?.error?.message ?? `The gateway answered with status ${response.status}.`);
+  const message = body?.error?.message ?? `The gateway answered with status ${response.status}.`;
+  throw Object.assign(new Error(message), { status: response.status });
 }
 
 async function call(path, options) {
-  const response = await send(path, options);
-  if (!response.ok) throw await failure(response);
-  return response.json();
-}
-
-function post(path, body, options = {}) {
-  const headers = { "content-type": "application/json" };
-  return send(path, { method: "POST", headers, body: JSON.stringify(body), ...options });
-}
-
-async function postJson(path, body) {
-  const response = await post(path, body);
-  if (!response.ok) throw await failure(response);
-  return response.json();
+  return (await send(path, options)).json();
 }
 
 function storePath(...parts) {
@@ -70,9 +50,7 @@ function storePath(...parts) {
 function askForKey(wrong) {
   byId("key-form").hidden = false;
   byId("main").hidden = true;
-  byId("key-hint").textContent = wrong
-    ? "That key is not known here."
-    : "Kept in this tab only, until it is closed.";
+  byId("key-hint").textContent = wrong ? "That key is not known here." : "Kept in this tab only, until it is closed.";
   byId("key").focus();
 }
 
@@ -100,23 +78,21 @@ async function showEngine() {
   const ready = await (await fetch("/readyz")).json();
   const engine = ready.engine;
   byId("engine-dot").className = `dot ${ready.ready ? "up" : "down"}`;
-  byId("engine-line").textContent = ready.ready ? `${engine.model}` : "No engine: documents and search work, answers wait";
+  byId("engine-line").textContent = ready.ready ? engine.model : "No engine: documents and search work, answers wait";
   const facts = {
     Model: engine.model ?? "unknown",
     Window: number(engine.max_model_len, " tokens"),
     Block: number(engine.block_size, " tokens"),
     Tokenizer: engine.tokenizer.exact ? "the model's own" : "an estimate",
     Prompts: engine.token_exact ? "sent as token ids" : "sent as text",
-    Memory: `${ready.store.kind}${ready.store.degraded ? ", degraded" : ""}`,
+    Transcripts: `in ${ready.store.kind}${ready.store.degraded ? ", degraded" : ""}`,
   };
-  byId("engine-facts").replaceChildren(
-    ...Object.entries(facts).flatMap(([name, value]) => [element("dt", { text: name }), element("dd", { text: value })]),
+  const rows = Object.entries(facts).map(([dt, dd]) => [element("dt", { text: dt }), element("dd", { text: dd })]);
+  byId("engine-facts").replaceChildren(...rows.flat());
+  const missing = engine.missing.map(({ feature, cost, cure }) =>
+    element("li", {}, element("b", { text: `No ${feature}: ` }), `${cost}. Cure: ${cure}.`),
   );
-  byId("engine-missing").replaceChildren(
-    ...engine.missing.map((miss) =>
-      element("li", {}, element("b", { text: `No ${miss.feature}: ` }), `${miss.cost}. Cure: ${miss.cure}.`),
-    ),
-  );
+  byId("engine-missing").replaceChildren(...missing);
 }
 
 // Stores and files
@@ -124,27 +100,26 @@ async function showEngine() {
 async function showStores() {
   const page = await call("/v1/vector_stores?limit=100");
   if (!page.data.some((store) => store.id === state.store?.id)) state.store = null;
-  byId("stores").replaceChildren(
-    ...page.data.map((store) => {
-      const files = store.file_counts.total;
-      const button = element(
-        "button",
-        { type: "button", ariaPressed: String(store.id === state.store?.id), onclick: guarded(() => choose(store)) },
-        element("bdi", { text: store.name || store.id }),
-        element("span", { kind: "hint", text: files === 1 ? "1 file" : `${number(files)} files` }),
-      );
-      return element("li", {}, button);
-    }),
-  );
+  byId("stores").replaceChildren(...page.data.map(storeRow));
   if (!page.data.length) byId("stores").append(element("li", { kind: "hint", text: "No stores yet." }));
+}
+
+function storeRow(store) {
+  const files = store.file_counts.total;
+  const button = element(
+    "button",
+    { type: "button", ariaPressed: String(store.id === state.store?.id), onclick: guarded(() => choose(store)) },
+    element("bdi", { text: store.name || store.id }),
+    element("span", { kind: "hint", text: files === 1 ? "1 file" : `${number(files)} files` }),
+  );
+  return element("li", {}, button);
 }
 
 async function choose(store) {
   state.store = state.store?.id === store.id ? null : store;
   byId("files-panel").hidden = state.store === null;
-  byId("scope").textContent = state.store
-    ? `Answers draw on ${state.store.name || state.store.id}`
-    : "No store: the model answers alone";
+  const name = state.store && (state.store.name || state.store.id);
+  byId("scope").textContent = name ? `Answers draw on ${name}` : "No store: the model answers alone";
   byId("uploads").replaceChildren();
   await showStores();
   if (state.store) await showFiles();
@@ -204,7 +179,7 @@ async function upload(files) {
       form.append("purpose", "assistants");
       form.append("file", file);
       const sent = await call("/v1/files", { method: "POST", body: form });
-      await postJson(storePath(store.id, "files"), { file_id: sent.id });
+      await call(storePath(store.id, "files"), { json: { file_id: sent.id } });
       row.remove();
     } catch (error) {
       status.textContent = "failed";
@@ -244,8 +219,7 @@ async function ask(question) {
     const messages = [...state.history, { role: "user", content: question }];
     const body = { model: state.model ?? (await findModel()), messages, stream: true };
     if (state.store) body.headstart = { vector_store_ids: [state.store.id] };
-    const response = await post("/v1/chat/completions", body, { signal: state.busy.signal });
-    if (!response.ok) throw await failure(response);
+    const response = await send("/v1/chat/completions", { json: body, signal: state.busy.signal });
     for await (const event of events(response)) {
       if (event.error) throw new Error(event.error.message);
       const choice = event.choices?.[0];
@@ -298,12 +272,12 @@ function withCitations(text, passages) {
     const label = piece.slice(1, -1);
     const shown = piece.startsWith("[") ? passages.get(label) : undefined;
     if (!shown) return piece;
-    const open = () => {
+    const onclick = () => {
       shown.open = true;
       shown.scrollIntoView({ block: "nearest" });
       shown.querySelector("summary").focus();
     };
-    return element("button", { kind: "cite", type: "button", text: label, title: "Show the passage", onclick: open });
+    return element("button", { kind: "cite", type: "button", text: label, title: "Show the passage", onclick });
   });
 }
 
@@ -319,10 +293,14 @@ function passage(citation) {
   return element("details", { open: citation.named }, summary, element("p", { text: citation.text, dir: "auto" }));
 }
 
+// `other` is what the gateway did besides retrieving and planning, so that the parts add up to the whole.
 function timing(timings) {
-  const decode = timings.ttft_ms === null ? null : timings.total_ms - timings.ttft_ms;
-  const times = { ...Object.fromEntries(PARTS.map((part) => [part, timings[`${part}_ms`]])), decode };
-  const known = PARTS.filter((part) => typeof times[part] === "number");
+  const times = Object.fromEntries(PARTS.map((part) => [part, timings[`${part}_ms`] ?? null]));
+  if (timings.ttft_ms !== null) {
+    times.other = timings.ttft_ms - times.retrieve - times.plan - times.queue - times.prefill;
+    times.decode = timings.total_ms - timings.ttft_ms;
+  }
+  const known = PARTS.filter((part) => times[part] !== null && (part !== "other" || times.other >= 1));
   const bar = element("div", { kind: "bar", ariaHidden: "true" });
   for (const part of known) {
     const segment = element("i", { kind: part });
@@ -333,11 +311,11 @@ function timing(timings) {
     element("span", {}, element("i", { kind: part, ariaHidden: "true" }), `${part} ${duration(times[part])}`),
   );
   const rate = timings.decode_tokens_per_s;
-  const tokens =
+  const summary =
     `First token after ${duration(timings.ttft_ms)}. ${number(timings.prompt_tokens)} prompt tokens: ` +
     `${number(timings.cached_tokens)} cached, ${number(timings.uncached_tokens)} uncached. ` +
     `${number(timings.output_tokens)} answer tokens${rate === null ? "" : ` at ${rate.toFixed(1)} per second`}.`;
-  return element("div", { kind: "timing" }, bar, element("div", { kind: "legend" }, ...legend), element("div", { text: tokens }));
+  return element("div", { kind: "timing" }, bar, element("div", { kind: "legend" }, ...legend), element("div", { text: summary }));
 }
 
 // Recent calls
@@ -350,22 +328,15 @@ async function showCalls() {
 
 function callRow({ created, status, error, model, timings }) {
   const cell = (text, kind) => element("td", { text, kind, title: text });
-  const figures = timings
-    ? [
-        duration(timings.ttft_ms),
-        duration(timings.total_ms),
-        ...["prompt", "cached", "uncached", "output"].map((kind) => number(timings[`${kind}_tokens`])),
-        timings.decode_tokens_per_s === null ? "unknown" : `${timings.decode_tokens_per_s.toFixed(1)}/s`,
-      ]
-    : Array(7).fill("");
-  return element(
-    "tr",
-    {},
-    cell(new Date(created * 1000).toLocaleTimeString()),
-    cell(error ? `${status} ${error}` : String(status)),
-    cell(model),
-    ...figures.map((text) => cell(text, "num")),
-  );
+  const names = [new Date(created * 1000).toLocaleTimeString(), error ? `${status} ${error}` : String(status), model];
+  const figures = timings && [
+    duration(timings.ttft_ms),
+    duration(timings.total_ms),
+    ...["prompt", "cached", "uncached", "output"].map((kind) => number(timings[`${kind}_tokens`])),
+    number(timings.decode_tokens_per_s, "/s"),
+  ];
+  const cells = [...names.map((text) => cell(text)), ...(figures ?? Array(7).fill("")).map((text) => cell(text, "num"))];
+  return element("tr", {}, ...cells);
 }
 
 // Start
@@ -384,7 +355,7 @@ byId("key-form").onsubmit = guarded(async () => {
   await start();
 });
 byId("store-form").onsubmit = guarded(async () => {
-  const store = await postJson("/v1/vector_stores", { name: byId("store-name").value });
+  const store = await call("/v1/vector_stores", { json: { name: byId("store-name").value } });
   byId("store-name").value = "";
   await choose(store);
 });
@@ -410,10 +381,9 @@ byId("ask-form").onsubmit = guarded(async () => {
   await ask(question);
 });
 byId("question").onkeydown = (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-    event.preventDefault();
-    byId("ask-form").requestSubmit();
-  }
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  byId("ask-form").requestSubmit();
 };
 for (const [name, over] of [["dragover", true], ["dragleave", false], ["drop", false]]) {
   byId("drop").addEventListener(name, (event) => {
