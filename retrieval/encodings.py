@@ -27,7 +27,7 @@ _COMMON = frozenset(
 _CJK_PUNCTUATION = frozenset("，。、；：？！（）《》「」『』“”・　")
 # EUC-KR before GB18030: the latter accepts nearly every pair of bytes. Big5 last, because it is the rarest.
 _EAST_ASIAN = ("euc_kr", "gb18030", "shift_jis", "euc_jp", "cp949", "big5")
-# Those in which text files are still found; the guesser's full list holds DOS and old Macintosh pages that fit anything.
+# Those in which text files are still found; the guesser's full list holds DOS and Macintosh pages that fit anything.
 _SINGLE_BYTE = (
     "cp1252",
     "cp1250",

@@ -194,6 +194,8 @@ class Ingestor:
             row_id = await self._in_background(self._render_some, fingerprint, row_id)
             if row_id == 0:
                 return
+            # New files first; what is rendered by then is not done again.
+            self._rerender = self._rerender or bool(self._queue)
 
     def _render_some(self, fingerprint: str, after_row_id: int) -> int:
         """Returns the last row id that was rendered, 0 when there is no more to do."""
