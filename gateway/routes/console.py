@@ -26,7 +26,9 @@ def console_router() -> APIRouter:
     """Reads the files once, when the router is built."""
     router = APIRouter(include_in_schema=False)
     folder = files("gateway") / "console"
-    pages = {name: (folder / name).read_bytes() for name in ("index.html", "console.js", "console.css", "favicon.svg")}
+    pages = {
+        name: (folder / name).read_bytes() for name in ("index.html", "console.js", "console.css", "favicon.svg")
+    }
 
     @router.get("/")
     async def index() -> Response:
