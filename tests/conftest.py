@@ -1,9 +1,11 @@
 """Real parts for the tests: the engine, a Redis server, a browser. Each is started once, when first asked for."""
 
 import asyncio
+import json
 import os
 import shutil
 import socket
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +24,7 @@ from gateway.engine.run import EmbeddedEngine
 from gateway.settings import default_cache_dir, process_environment
 
 ROOT = Path(__file__).parent.parent
+RESET_LIMIT_S = 60.0
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -126,10 +129,15 @@ def _running(engine: EmbeddedEngine, uncaptured: Uncaptured) -> Iterator[None]:
 
 @pytest.fixture
 def engine_reset(engine_url: str) -> None:
-    """Empties the engine's prefix cache before the test."""
+    """Empties the engine's prefix cache before the test. It refuses while a request holds blocks, so this waits."""
     request = urllib.request.Request(f"{engine_url}/reset_prefix_cache", data=b"", method="POST")
-    with urllib.request.urlopen(request, timeout=30) as response:
-        assert response.status == 200
+    deadline = time.monotonic() + RESET_LIMIT_S
+    while True:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            if json.load(response)["success"]:
+                return
+        assert time.monotonic() < deadline, f"other requests kept the engine busy for {RESET_LIMIT_S:.0f} s"
+        time.sleep(0.1)
 
 
 class RedisServer:

@@ -22,9 +22,9 @@ BLOCK_TOKENS = EngineOptions().block_size
 PROMPT_TOKENS = 1000
 
 
-def cold_prompt(first: int) -> list[int]:
+def new_prompt() -> list[int]:
     """Token ids that no other prompt begins with; which words they are does not matter to prefill."""
-    return [1000 + (first + 37 * position) % 40_000 for position in range(PROMPT_TOKENS)]
+    return [1000 + byte % 251 + 251 * (position % 150) for position, byte in enumerate(os.urandom(PROMPT_TOKENS))]
 
 
 async def complete(engine_url: str, prompt: list[int]) -> tuple[float, dict[str, object]]:
@@ -69,14 +69,24 @@ async def test_the_engine_answers_a_question_in_words(engine_url: str) -> None:
     assert answer["metrics"]["time_to_first_token_ms"] > 0
 
 
-async def test_a_second_identical_prompt_reuses_every_whole_block_and_is_faster(
-    engine_url: str, engine_reset: None
-) -> None:
-    cold_s, cold = await complete(engine_url, cold_prompt(1))
-    warm_s, warm = await complete(engine_url, cold_prompt(1))
+async def test_a_second_identical_prompt_reuses_every_whole_block_and_is_faster(engine_url: str) -> None:
+    prompt = new_prompt()
+    cold_s, cold = await complete(engine_url, prompt)
+    warm_s, warm = await complete(engine_url, prompt)
     assert cached_tokens(cold) == 0
     assert cached_tokens(warm) == (PROMPT_TOKENS - 1) // BLOCK_TOKENS * BLOCK_TOKENS
     assert warm_s * 2 < cold_s
+
+
+FIXED_PROMPT = list(range(2000, 2000 + PROMPT_TOKENS))
+
+
+@pytest.mark.parametrize("time_of_asking", ["first", "second"])
+async def test_a_test_that_asks_for_an_empty_prefix_cache_gets_one(
+    engine_url: str, engine_reset: None, time_of_asking: str
+) -> None:
+    _, usage = await complete(engine_url, FIXED_PROMPT)
+    assert cached_tokens(usage) == 0
 
 
 def test_the_engine_computes_on_all_cores_that_it_may_use(engine_url: str) -> None:
