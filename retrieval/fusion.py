@@ -50,7 +50,7 @@ class Fusion:
     remains where it is lost: where no word matches either, a doubtful order is better than none.
     """
 
-    dense_weight: float = 0.4
+    dense_weight: float = 0.5
     lost_standing: float = 0.7
     sure_standing: float = 1.2
     least_trust: float = 0.05
