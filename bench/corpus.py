@@ -42,13 +42,15 @@ async def embedded(embedder: SentenceEmbedder, texts: Sequence[str], cache_dir: 
     return found
 
 
-def fill_store(database: Database, name: str, passages: Sequence[Passage], vectors: Vectors) -> str:
+def fill_store(
+    database: Database, name: str, passages: Sequence[Passage], vectors: Vectors, tenant: str = TENANT
+) -> str:
     """A store with one chunk a passage, in order; returns its id. Row ids ascend with the passages."""
-    store = database.stores.create(TENANT, name)
+    store = database.stores.create(tenant, name)
     for start in range(0, len(passages), _ROWS_PER_FILE):
         part = passages[start : start + _ROWS_PER_FILE]
-        file = database.files.create(TENANT, f"{name}-{start}.txt", f"{name} {start}".encode())
-        claimed = database.store_files.attach(TENANT, store.id, file.id)
+        file = database.files.create(tenant, f"{name}-{start}.txt", f"{name} {start}".encode())
+        claimed = database.store_files.attach(tenant, store.id, file.id)
         database.chunks.replace(
             claimed, [_chunk(start + at, part[at], vectors[start + at]) for at in range(len(part))]
         )

@@ -5,7 +5,7 @@ from enum import Enum
 
 import orjson
 
-from retrieval.types import NotFound, RetrievalError, UnusableFile
+from retrieval.types import NotFound, RetrievalError, StoreExpired, UnusableFile
 
 
 class ErrorKind(Enum):
@@ -74,4 +74,6 @@ def translate(error: RetrievalError) -> ApiError:
         return ApiError(ErrorKind.NOT_FOUND, str(error), code=f"{error.kind.replace(' ', '_')}_not_found")
     if isinstance(error, UnusableFile):
         return ApiError(ErrorKind.INVALID, str(error), param="file", code=error.code)
+    if isinstance(error, StoreExpired):
+        return ApiError(ErrorKind.INVALID, str(error), param="vector_store_id", code="vector_store_expired")
     return ApiError(ErrorKind.INVALID, str(error))

@@ -12,6 +12,8 @@ from retrieval.types import Attributes, RetrievalError
 
 T = TypeVar("T")
 
+SECONDS_PER_DAY = 86_400
+
 
 class FileStatus(StrEnum):
     """OpenAI's names for where a file of a vector store stands."""
@@ -66,7 +68,7 @@ class VectorStore:
     @property
     def expires_at(self) -> int | None:
         """Unix seconds at which the store expires unless it is used, None for never."""
-        return None if self.expires_after_days is None else self.last_active_at + self.expires_after_days * 86_400
+        return None if self.expires_after_days is None else self.last_active_at + self.expires_after_days * SECONDS_PER_DAY
 
     def status(self, now_s: float) -> str:
         """OpenAI's `status`: expired, in_progress or completed."""

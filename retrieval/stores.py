@@ -10,8 +10,8 @@ import orjson
 
 from retrieval.connections import Connections
 from retrieval.paging import select_page
-from retrieval.records import FileCounts, FileStatus, Page, PageRequest, VectorStore
-from retrieval.types import NotFound
+from retrieval.records import SECONDS_PER_DAY, FileCounts, FileStatus, Page, PageRequest, VectorStore
+from retrieval.types import NotFound, StoreExpired
 
 TOUCH_S = 60
 
@@ -67,9 +67,13 @@ class VectorStores:
             return _get(connection, tenant, store_id)
 
     def generation(self, tenant: str, store_id: str) -> int:
-        """Grows with every change of the store's chunks. One row read; raises NotFound like `get`."""
+        """Grows with every change of the store's chunks. One row read; raises NotFound like `get`, StoreExpired."""
         with self._connections.read() as connection:
-            return int(require_store(connection, tenant, store_id)["generation"])
+            row = require_store(connection, tenant, store_id)
+        days = row["expires_after_days"]
+        if days is not None and self._clock() >= row["last_active_at"] + days * SECONDS_PER_DAY:
+            raise StoreExpired(store_id)
+        return int(row["generation"])
 
     def find_by_name(self, tenant: str, name: str) -> VectorStore | None:
         """The tenant's oldest store of this name, so that a later namesake never takes its place."""

@@ -117,6 +117,13 @@ class NotFound(RetrievalError):
         self.name = name
 
 
+class StoreExpired(RetrievalError):
+    """The store has not been used for longer than its `expires_after`."""
+
+    def __init__(self, store_id: str) -> None:
+        super().__init__(f"The vector store '{store_id}' has expired. Update its expires_after to use it again.")
+
+
 class UnusableFile(RetrievalError):
     """A file that cannot be turned into chunks. `code`: unsupported_file | invalid_file | empty_file."""
 

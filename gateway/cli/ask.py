@@ -40,7 +40,7 @@ def ask(
     conversation: Annotated[str | None, typer.Option(help="Id of a conversation to go on with.")] = None,
     top_k: Annotated[int | None, typer.Option(min=1, max=50, help="Most chunks in the prompt.")] = None,
     model: Annotated[str | None, typer.Option(help="Served model; the first when not given.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 512,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = "",

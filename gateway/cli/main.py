@@ -13,6 +13,7 @@ from gateway.cli.embedded import engine
 from gateway.cli.ingest import ingest
 from gateway.cli.keys import key
 from gateway.cli.listing import calls, stores_app
+from gateway.cli.reindex import reindex
 from gateway.cli.serve import serve
 from gateway.cli.terminal import CliError, err
 
@@ -40,7 +41,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, engine, ingest, ask, calls, key, doctor, demo):
+for command in (serve, engine, ingest, ask, calls, key, reindex, doctor, demo):
     app.command()(command)
 app.add_typer(stores_app, name="stores")
 
