@@ -13,7 +13,7 @@ import aiohttp
 
 from gateway.cli.terminal import CliError
 
-START_LIMIT_S = 120.0
+START_LIMIT_S = 300.0
 STOP_LIMIT_S = 20.0
 PROBE_INTERVAL_S = 0.2
 LOG_LINES_SHOWN = 15

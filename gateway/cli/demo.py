@@ -28,6 +28,7 @@ from gateway.tenants import key_digest, new_key
 
 STORE = "handbook"
 ENGINE_PORT = 8000
+ENGINE_LIMIT_S = 600.0  # it takes half a minute; on a machine that is busy with other work, many times that
 MODEL_LIMIT_S = 120.0
 ANSWER_TOKENS = 120
 
@@ -83,7 +84,10 @@ async def _engine(
         yield settings.engine_url, None
         return
     options = EngineOptions(port=_free_port(ENGINE_PORT))
-    async with EmbeddedEngine(settings.cache_dir, options, process_environment(), steps) as embedded:
+    environment = process_environment()
+    async with EmbeddedEngine(
+        settings.cache_dir, options, environment, steps, start_timeout_s=ENGINE_LIMIT_S
+    ) as embedded:
         yield embedded.url, embedded
 
 
