@@ -24,16 +24,20 @@ class Metrics:
         self._ttft = Histogram(
             "headstart_ttft_seconds", "Arrival to first token", buckets=_TTFT_BUCKETS_S, registry=self.registry
         )
-        self._parts = Histogram(
+        parts = Histogram(
             "headstart_ttft_part_seconds",
             "Parts of the time to first token",
             ["part"],
             buckets=(*_GATEWAY_BUCKETS_S, 2.5, 5.0, 10.0, 30.0),
             registry=self.registry,
         )
-        self._tokens = Counter(
+        # Labels are looked up once: these are on the path of every request.
+        self._retrieve, self._plan = parts.labels("retrieve"), parts.labels("plan")
+        self._queue, self._prefill = parts.labels("queue"), parts.labels("prefill")
+        tokens = Counter(
             "headstart_tokens_total", "Tokens by kind: prompt, cached, output", ["kind"], registry=self.registry
         )
+        self._prompt, self._cached, self._output = (tokens.labels(kind) for kind in ("prompt", "cached", "output"))
         self._unknown_cached = Counter(
             "headstart_cached_tokens_unknown_total",
             "Answers whose engine reported no cached tokens",
@@ -61,16 +65,21 @@ class Metrics:
             return
         if timings.ttft_ms is not None:
             self._ttft.observe(timings.ttft_ms / 1000)
-        parts = {"retrieve": timings.retrieve_ms, "plan": timings.plan_ms} if retrieval else {}
-        for part, ms in {**parts, "queue": timings.queue_ms, "prefill": timings.prefill_ms}.items():
+        if retrieval:
+            self._retrieve.observe(timings.retrieve_ms / 1000)
+            self._plan.observe(timings.plan_ms / 1000)
+        for part, ms in ((self._queue, timings.queue_ms), (self._prefill, timings.prefill_ms)):
             if ms is not None:
-                self._parts.labels(part).observe(ms / 1000)
+                part.observe(ms / 1000)
         if timings.cached_tokens is None:
             self._unknown_cached.inc()
-        counts = {"prompt": timings.prompt_tokens, "cached": timings.cached_tokens, "output": timings.output_tokens}
-        for kind, count in counts.items():
+        for kind, count in (
+            (self._prompt, timings.prompt_tokens),
+            (self._cached, timings.cached_tokens),
+            (self._output, timings.output_tokens),
+        ):
             if count is not None:
-                self._tokens.labels(kind).inc(count)
+                kind.inc(count)
 
     def observe_count(self, ours: int, engines: int | None) -> None:
         """Whether our count of a prompt was the engine's."""

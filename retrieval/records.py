@@ -68,7 +68,9 @@ class VectorStore:
     @property
     def expires_at(self) -> int | None:
         """Unix seconds at which the store expires unless it is used, None for never."""
-        return None if self.expires_after_days is None else self.last_active_at + self.expires_after_days * SECONDS_PER_DAY
+        if self.expires_after_days is None:
+            return None
+        return self.last_active_at + self.expires_after_days * SECONDS_PER_DAY
 
     def status(self, now_s: float) -> str:
         """OpenAI's `status`: expired, in_progress or completed."""

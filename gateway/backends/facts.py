@@ -23,7 +23,8 @@ class EngineFacts:
 
     `block_size` is in tokens and `num_blocks` counts KV blocks. `cache_salt` is True only where the engine
     checks salts (a malformed one is refused by name); None where any salt is answered, honoured or not.
-    `root` is the folder or name that the model was loaded from. `error` says why the engine is not usable, and never holds its address.
+    `root` is the folder or name that the model was loaded from. `error` says why the engine is not usable, and
+    never holds its address.
     """
 
     reachable: bool
@@ -100,8 +101,8 @@ async def probe_engine(
 ) -> EngineFacts:
     """Never raises for what an engine does. `url` is without `/v1`; `model` empty takes the engine's first.
 
-    Without `chat` only the GETs are done. `timeout_s` bounds each GET (they run together), `chat_timeout_s` each of the two requests: a busy engine
-    answers late, and its facts then stay None.
+    Without `chat` only the GETs are done. `timeout_s` bounds each GET (they run together), `chat_timeout_s` each of
+    the two requests: a busy engine answers late, and its facts then stay None.
     """
     caller = EngineCaller(session, url, api_key)
     listing, version, metrics = await asyncio.gather(
