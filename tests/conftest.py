@@ -25,6 +25,7 @@ from gateway.settings import default_cache_dir, process_environment
 
 ROOT = Path(__file__).parent.parent
 RESET_LIMIT_S = 60.0
+ENGINE_TEST_LIMIT_S = 600  # the first of them also waits for the engine's start
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -33,6 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "engine_url" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.engine)
+        if _uses_engine(item):
+            item.add_marker(pytest.mark.timeout(ENGINE_TEST_LIMIT_S))
     items.sort(key=_uses_engine)
 
 
