@@ -20,6 +20,7 @@ log = logging.getLogger("headstart.engine")
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
 _PASSED_ON = {400, 404, 413, 422}
 _BUSY = {429, 503}
+_LAST_BYTES_S = 0.2
 _ERROR_BODY_BYTES = 2**16
 
 
@@ -88,6 +89,7 @@ class EngineStream:
                 if events:
                     if b"[DONE]" in events and (end := _end_of(events)) is not None:
                         yield events[:end] + DONE
+                        await self._read_to_end()
                         return
                     finished = finished or _FINISH.search(events) is not None
                     yield events
@@ -103,13 +105,16 @@ class EngineStream:
         # Some engines end without [DONE]; the answer itself is whole.
         yield DONE
 
-    def close(self) -> None:
-        """Drops the connection, which aborts the request in the engine unless it has ended."""
-        self._response.close()
+    async def _read_to_end(self) -> None:
+        """Takes the last bytes of the response, behind `[DONE]`, so that its connection can serve again."""
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+            async with asyncio.timeout(_LAST_BYTES_S):
+                while await self._response.content.readany():
+                    pass
 
-    def release(self) -> None:
-        """Gives the connection back after the last event."""
-        self._response.release()
+    def close(self) -> None:
+        """Drops the connection, which aborts the engine's request; one that has ended gave it back already."""
+        self._response.close()
 
 
 class VllmBackend:
