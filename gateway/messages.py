@@ -5,7 +5,6 @@ from typing import Any
 
 import orjson
 
-from gateway.errors import ApiError, ErrorKind
 from gateway.wire import ChatMessage, ChatRequest
 from prompt_builder.types import Message, PastMessage, Role, Tokenizer, Transcript
 
@@ -53,16 +52,11 @@ class Conversation:
         return sum(tokenizer.count(orjson.dumps(item).decode()) + _TEMPLATE_TOKENS_PER_MESSAGE for item in extra)
 
 
-def read_conversation(request: ChatRequest) -> Conversation:
-    """Raises ApiError (400) when there is no user message to answer."""
+def read_conversation(request: ChatRequest) -> Conversation | None:
+    """None when there is no user message with text, and so no question to search for."""
     last_user = max((i for i, message in enumerate(request.messages) if message.role == "user"), default=None)
     if last_user is None or not request.messages[last_user].text.strip():
-        raise ApiError(
-            ErrorKind.INVALID,
-            "messages: retrieval needs a user message with text to search for.",
-            param="messages",
-            code="no_question",
-        )
+        return None
     reason = _inexact_reason(request, last_user)
     if reason is None:
         messages = tuple(_message(message) for message in request.messages)

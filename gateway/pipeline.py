@@ -97,6 +97,10 @@ class Pipeline:
         if not has_stores and kept is None and len(request.messages) < 3:
             return None
         conversation = read_conversation(request)
+        if conversation is None:
+            if has_stores or kept is not None:
+                raise invalid("messages: retrieval needs a user message with text to search for.", "messages")
+            return None
         if not conversation.plain:
             if kept is not None:
                 raise invalid("headstart.conversation takes messages of plain text only.", "headstart.conversation")
