@@ -29,7 +29,8 @@ _PACKAGED_ID = "all-MiniLM-L6-v2"
 
 # Small batches: padding costs less, and a cancelled ingestion stops soon.
 DOCUMENT_BATCH = 16
-_BACKGROUND_NICE = 10
+# Gentle enough that queries win, and not so low that a busy engine beside us stops every ingestion.
+_BACKGROUND_NICE = 5
 
 
 class ModelUnavailable(RetrievalError):
