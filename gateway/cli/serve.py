@@ -101,8 +101,20 @@ def run_server(settings: Settings, listener: socket.socket) -> None:
         startup = StartupErrors(create_app(settings))
     except (KeyFileError, OSError) as error:
         raise CliError(f"The gateway cannot start: {error}") from error
-    config = uvicorn.Config(
-        startup,
+    config = server_config(startup)
+    server = AnnouncingServer(config, url_of(listener))
+    try:
+        server.run(sockets=[listener])
+    except SystemExit as error:
+        if startup.error is None:
+            raise
+        raise CliError(f"The gateway cannot start: {startup.error}") from error
+
+
+def server_config(app: AsgiApp) -> uvicorn.Config:
+    """How the gateway is served: uvloop, a bounded request head, no access log."""
+    return uvicorn.Config(
+        app,
         loop="uvloop",
         http=BoundedHeadProtocol,
         ws="none",
@@ -115,13 +127,6 @@ def run_server(settings: Settings, listener: socket.socket) -> None:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_LIMIT_S,
     )
-    server = AnnouncingServer(config, url_of(listener))
-    try:
-        server.run(sockets=[listener])
-    except SystemExit as error:
-        if startup.error is None:
-            raise
-        raise CliError(f"The gateway cannot start: {startup.error}") from error
 
 
 class AnnouncingServer(uvicorn.Server):
