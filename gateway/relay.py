@@ -1,6 +1,7 @@
 """The engine's event stream on its way to the client: untouched where possible, completed at its end."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import orjson
@@ -18,21 +19,26 @@ async def relay_unchanged(
     stream: EngineStream, wants_usage: bool, on_usage: Callable[[EngineUsage], None]
 ) -> AsyncGenerator[bytes]:
     """The events byte for byte; only a usage event that the client did not ask for is kept back."""
-    async for data in stream.reads():
-        special = _first_special(data)
-        if special is None:
-            yield data
-            continue
-        kept = [data[:special]]
-        for event in split_events(data[special:]):
-            raise_if_error(event)
-            if b'"usage"' in event and is_usage_only(event):
-                on_usage(read_usage(_object(event)))
-                if not wants_usage:
-                    continue
-            kept.append(event)
-        if rest := b"".join(kept):
-            yield rest
+    async with aclosing(stream.reads()) as reads:
+        async for data in reads:
+            special = _first_special(data)
+            if special is None:
+                yield data
+                continue
+            kept = [data[:special]]
+            failure: ApiError | None = None
+            for event in split_events(data[special:]):
+                if failure := reported_error(event):
+                    break
+                if b'"usage"' in event and is_usage_only(event):
+                    on_usage(read_usage(_object(event)))
+                    if not wants_usage:
+                        continue
+                kept.append(event)
+            if rest := b"".join(kept):
+                yield rest
+            if failure is not None:
+                raise failure
 
 
 def _first_special(data: bytes) -> int | None:
@@ -53,33 +59,35 @@ async def relay_completed(stream: EngineStream, wants_usage: bool, finish: Finis
     held: list[dict[str, Any]] = []
     usage_event: bytes | None = None
     usage = EngineUsage()
-    async for data in stream.reads():
-        for event in split_events(data):
-            if event == DONE:
-                answers = {index: "".join(parts) for index, parts in texts.items()}
-                extension, annotations = await finish(answers, usage)
-                yield _completed(held, extension, annotations) + (usage_event or b"") + DONE
-                return
-            raise_if_error(event)
-            chunk = _object(event)
-            choices = chunk.get("choices")
-            if not isinstance(choices, list):
-                yield event
-                continue
-            if not choices:
-                usage = read_usage(chunk)
-                usage_event = event if wants_usage else None
-                continue
-            finishing = False
-            for choice in choices:
-                content = (choice.get("delta") or {}).get("content")
-                if content:
-                    texts.setdefault(choice.get("index", 0), []).append(content)
-                finishing = finishing or choice.get("finish_reason") is not None
-            if finishing:
-                held.append(chunk)
-            else:
-                yield event
+    async with aclosing(stream.reads()) as reads:
+        async for data in reads:
+            for event in split_events(data):
+                if event == DONE:
+                    answers = {index: "".join(parts) for index, parts in texts.items()}
+                    extension, annotations = await finish(answers, usage)
+                    yield _completed(held, extension, annotations) + (usage_event or b"") + DONE
+                    return
+                if failure := reported_error(event):
+                    raise failure
+                chunk = _object(event)
+                choices = chunk.get("choices")
+                if not isinstance(choices, list):
+                    yield event
+                    continue
+                if not choices:
+                    usage = read_usage(chunk)
+                    usage_event = event if wants_usage else None
+                    continue
+                finishing = False
+                for choice in choices:
+                    said = texts.setdefault(choice.get("index", 0), [])
+                    if content := (choice.get("delta") or {}).get("content"):
+                        said.append(content)
+                    finishing = finishing or choice.get("finish_reason") is not None
+                if finishing:
+                    held.append(chunk)
+                else:
+                    yield event
 
 
 def _completed(
@@ -95,17 +103,17 @@ def _completed(
     return b"".join(data_event(orjson.dumps(chunk)) for chunk in held)
 
 
-def raise_if_error(event: bytes) -> None:
+def reported_error(event: bytes) -> ApiError | None:
     """An error that the engine reports inside the stream ends it; nothing that looks like a good end follows."""
     if b'"error"' not in event:
-        return
+        return None
     payload = _object(event)
     error = payload.get("error")
     if not error and payload.get("object") != "error":
-        return
+        return None
     detail = error if isinstance(error, dict) else payload
     message = detail.get("message")
-    raise ApiError(
+    return ApiError(
         ErrorKind.BAD_ENGINE,
         f"The engine reported an error: {message}" if isinstance(message, str) else "The engine reported an error.",
         code="engine_error",

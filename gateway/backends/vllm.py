@@ -2,29 +2,26 @@
 
 import asyncio
 import contextlib
-import logging
 import re
+import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
 import aiohttp
-import orjson
 
+from gateway.backends.refusal import cut_off, event_too_large, refusal, stalled, too_slow, unreachable
 from gateway.backends.sse import DONE, EventSplitter, EventTooLarge, event_data, split_events
 from gateway.backends.watchdog import Watchdog
-from gateway.errors import ApiError, ErrorKind
-
-log = logging.getLogger("headstart.engine")
 
 IDLE_CONNECTION_S = 2.0
 """Well below the engine's own limit: a busy machine runs the two timers late and apart."""
 
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
-_PASSED_ON = {400, 404, 413, 422}
-_BUSY = {429, 503}
-_LAST_BYTES_S = 0.2
-_ERROR_BODY_BYTES = 2**16
+_LAST_BYTES_S = 0.5
+_ATTEMPTS = 3
+_STALE_S = 1.0
+"""A request on a connection that the engine had closed fails within a round trip, not after this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ class EngineSession:
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=10, keepalive_timeout=IDLE_CONNECTION_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._limits.connect_s),
+            timeout=aiohttp.ClientTimeout(total=None, connect=self._limits.connect_s),
             read_bufsize=2**18,
             skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept"),
         )
@@ -73,6 +70,7 @@ class EngineStream:
         self._response = response
         self._first = first
         self._limits = limits
+        self._ended = False
 
     async def reads(self) -> AsyncGenerator[bytes]:
         """Whole events, as many as the network brought at a time; the last item ends with `[DONE]`."""
@@ -87,13 +85,11 @@ class EngineStream:
                     try:
                         events = b"".join(splitter.feed(data))
                     except EventTooLarge:
-                        raise ApiError(
-                            ErrorKind.BAD_ENGINE, "The engine sent an event that is too large.", code="engine_failed"
-                        ) from None
+                        raise event_too_large() from None
                 if events:
                     if b"[DONE]" in events and (end := _end_of(events)) is not None:
+                        self._ended = True
                         yield events[:end] + DONE
-                        await self._read_to_end()
                         return
                     finished = finished or _FINISH.search(events) is not None
                     yield events
@@ -109,16 +105,17 @@ class EngineStream:
         # Some engines end without [DONE]; the answer itself is whole.
         yield DONE
 
-    async def _read_to_end(self) -> None:
-        """Takes the last bytes of the response, behind `[DONE]`, so that its connection can serve again."""
-        with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
-            async with asyncio.timeout(_LAST_BYTES_S):
-                while await self._response.content.readany():
-                    pass
-
     def close(self) -> None:
-        """Drops the connection, which aborts the engine's request; one that has ended gave it back already."""
-        self._response.close()
+        """Drops the connection, which aborts the request in the engine.
+
+        After the last event it is kept instead: the end of the body is about to come and gives it back to the pool.
+        Nothing waits for that, because the client's answer is over and its connection may close.
+        """
+        if not self._ended:
+            self._response.close()
+        elif not self._response.closed:
+            overdue = asyncio.get_running_loop().call_later(_LAST_BYTES_S, self._response.close)
+            self._response.content.on_eof(overdue.cancel)
 
 
 class VllmBackend:
@@ -164,18 +161,35 @@ class VllmBackend:
 
     async def _post(self, payload: bytes) -> aiohttp.ClientResponse:
         """Raises ApiError when the engine cannot be reached or refuses, aiohttp's errors when it breaks off."""
-        try:
-            response = await self._session.post(
-                self._chat_url, data=payload, headers=self._headers, allow_redirects=False
-            )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-            raise unreachable() from None
+        response = await self._send(payload)
         if response.status == 200:
             return response
         try:
-            raise await _refusal(response)
+            raise await refusal(response)
         finally:
             response.close()
+
+    async def _send(self, payload: bytes) -> aiohttp.ClientResponse:
+        """Up to the head of the answer.
+
+        A connection of the pool that the engine has just closed breaks at once, before any answer: then the request
+        goes out again. Nothing is repeated when an answer has begun or the engine had it for longer than that.
+        """
+        attempt = 1
+        while True:
+            sent_s = time.monotonic()
+            try:
+                return await self._session.post(
+                    self._chat_url, data=payload, headers=self._headers, allow_redirects=False
+                )
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+                raise unreachable() from None
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if attempt == _ATTEMPTS or time.monotonic() - sent_s > _STALE_S:
+                    raise
+            attempt += 1
+            # The pool drops what was closed with it, once the loop has heard of that.
+            await asyncio.sleep(0)
 
 
 @contextlib.contextmanager
@@ -198,75 +212,3 @@ def _end_of(events: bytes) -> int | None:
             return start
         start += len(event)
     return None
-
-
-async def _refusal(response: aiohttp.ClientResponse) -> ApiError:
-    """What the client hears of the engine's refusal: its words for the client's own mistakes, ours otherwise."""
-    body = b""
-    with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
-        async with asyncio.timeout(5):
-            body = await response.content.read(_ERROR_BODY_BYTES)
-    detail = _error_of(body)
-    status = response.status
-    if status in _BUSY:
-        kind = ErrorKind.RATE_LIMITED if status == 429 else ErrorKind.UNAVAILABLE
-        return ApiError(
-            kind,
-            "The engine is at its limit. Try again later.",
-            code="engine_busy",
-            retry_after_s=_retry_after(response),
-        )
-    if status in _PASSED_ON and detail is not None:
-        message, param = detail
-        kind = ErrorKind.NOT_FOUND if status == 404 else ErrorKind.INVALID
-        return ApiError(kind, message, param=param, code="engine_refused", status=status)
-    log.warning("the engine answered %d: %s", status, "its own error" if detail else "no JSON error")
-    return ApiError(ErrorKind.BAD_ENGINE, f"The engine failed with status {status}.", code="engine_failed")
-
-
-def _error_of(body: bytes) -> tuple[str, str | None] | None:
-    try:
-        decoded = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    error = decoded.get("error", decoded) if isinstance(decoded, dict) else None
-    if not isinstance(error, dict) or not isinstance(error.get("message"), str):
-        return None
-    param = error.get("param")
-    return error["message"], param if isinstance(param, str) else None
-
-
-def _retry_after(response: aiohttp.ClientResponse) -> float:
-    for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        with contextlib.suppress(ValueError):
-            value = float(response.headers.get(name, "")) * scale
-            if 0 <= value <= 86_400:
-                return value
-    return 1.0
-
-
-def unreachable() -> ApiError:
-    return ApiError(
-        ErrorKind.UNAVAILABLE,
-        "The engine cannot be reached. Try again later.",
-        code="engine_unreachable",
-        retry_after_s=2.0,
-    )
-
-
-def cut_off() -> ApiError:
-    return ApiError(ErrorKind.BAD_ENGINE, "The engine's answer broke off.", code="engine_cut_off")
-
-
-def too_slow(limit_s: float) -> ApiError:
-    return ApiError(
-        ErrorKind.ENGINE_TIMEOUT, f"The engine gave no answer within {limit_s:g} s.", code="engine_silent"
-    )
-
-
-def stalled(limit_s: float) -> ApiError:
-    return ApiError(
-        ErrorKind.ENGINE_TIMEOUT,
-        f"The engine sent nothing for {limit_s:g} s in the middle of the answer.",
-        code="engine_stalled",
-    )

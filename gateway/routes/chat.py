@@ -1,18 +1,21 @@
 """`POST /v1/chat/completions` as a raw ASGI endpoint: wire in, wire out, no logic."""
 
 import contextlib
+import logging
 
 from gateway.admission import Admission
 from gateway.answers import Timings, server_timing
 from gateway.backends.sse import DONE
 from gateway.calls import Call, Calls, now
 from gateway.context import RequestContext
-from gateway.errors import ApiError, translate
+from gateway.errors import ApiError, ErrorKind, translate
 from gateway.http import CancelOnDisconnect, ClientGone, Headers, Receive, Scope, Send, read_body, send_bytes
 from gateway.pipeline import Pipeline
 from gateway.turns import StreamedAnswer
 from gateway.wire import ChatRequest, parse_chat
 from retrieval.types import RetrievalError
+
+log = logging.getLogger("headstart")
 
 _EVENT_STREAM: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -53,6 +56,13 @@ class ChatEndpoint:
                 await send({"type": "http.response.body", "body": error.event_bytes()})
                 return
             raise
+        except Exception:
+            outcome.status, outcome.error = 500, "internal"
+            if not outcome.started:
+                raise
+            log.exception("an answer failed after it had begun")
+            failure = ApiError(ErrorKind.INTERNAL, "The gateway failed. See its log.", code="internal")
+            await send({"type": "http.response.body", "body": failure.event_bytes()})
         except BaseException:
             outcome.status, outcome.error = 500, "internal"
             raise
