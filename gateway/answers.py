@@ -4,6 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
+from gateway.errors import ApiError, ErrorKind
 from prompt_builder.citations import NamedLabel
 from prompt_builder.types import Plan, Prompt, PromptChunk
 
@@ -46,6 +49,17 @@ class Timings:
             for name in self.__slots__
             for value in (getattr(self, name),)
         }
+
+
+def whole_answer(raw: bytes) -> dict[str, Any]:
+    """The engine's JSON answer. Raises ApiError (502) when it is not one."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        body = None
+    if not isinstance(body, dict):
+        raise ApiError(ErrorKind.BAD_ENGINE, "The engine's answer is not a JSON object.", code="engine_failed")
+    return body
 
 
 def read_usage(body: dict[str, Any]) -> EngineUsage:

@@ -66,6 +66,8 @@ def create_app(settings: Settings) -> AsgiApp:
             yield
 
     app = FastAPI(title="Headstart", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    # A redirect would send the client where its own Host header says.
+    app.router.redirect_slashes = False
     _translate_errors(app)
     return Door(app, chat, tenants)
 

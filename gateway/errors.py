@@ -57,7 +57,9 @@ class ApiError(Exception):
         return orjson.dumps(self.body())
 
     def headers(self) -> dict[str, str]:
-        """Retry-After in whole seconds, never less than the wait, and its exact form in milliseconds."""
+        """How to sign in; Retry-After in whole seconds, never less than the wait, and exactly in milliseconds."""
+        if self.kind is ErrorKind.UNAUTHENTICATED:
+            return {"www-authenticate": "Bearer"}
         if self.retry_after_s is None:
             return {}
         whole_s = -(-int(self.retry_after_s * 1000) // 1000)

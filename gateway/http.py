@@ -26,30 +26,55 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return None
 
 
+SLOWEST_BYTES_PER_S = 4096
+
+
+class BodyClock:
+    """Bounds the time that a body takes: `timeout_s`, and more as more of it has come.
+
+    A body that drips, a byte at a time, runs out of time; a large one over a slow line does not.
+    """
+
+    __slots__ = ("_began_s", "_received_bytes", "timeout_s")
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._received_bytes = 0
+        self._began_s = asyncio.get_running_loop().time()
+
+    async def receive(self, receive: Receive) -> tuple[bytes, bool]:
+        """The next piece and whether more follows. Raises TimeoutError; ClientGone."""
+        ends_s = self._began_s + self.timeout_s + self._received_bytes / SLOWEST_BYTES_PER_S
+        async with asyncio.timeout_at(min(ends_s, asyncio.get_running_loop().time() + self.timeout_s)):
+            message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        piece = bytes(message.get("body", b""))
+        self._received_bytes += len(piece)
+        return piece, bool(message.get("more_body", False))
+
+
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int, timeout_s: float) -> bytes:
-    """The whole body. Raises ApiError 413 over the limit, 408 when no more comes in time; ClientGone."""
+    """The whole body. Raises ApiError 413 over the limit, 408 when it does not come in time; ClientGone."""
     declared = header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
         raise too_large(limit_bytes)
     parts: list[bytes] = []
     size = 0
-    while True:
+    clock = BodyClock(timeout_s)
+    more = True
+    while more:
         try:
-            async with asyncio.timeout(timeout_s):
-                message = await receive()
+            part, more = await clock.receive(receive)
         except TimeoutError:
             raise ApiError(
-                ErrorKind.TIMEOUT, f"No more of the request body came within {timeout_s:g} s.", code="body_timeout"
+                ErrorKind.TIMEOUT, f"The request body did not come within {timeout_s:g} s.", code="body_timeout"
             ) from None
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        part = message.get("body", b"")
         size += len(part)
         if size > limit_bytes:
             raise too_large(limit_bytes)
         parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
+    return b"".join(parts)
 
 
 def too_large(limit_bytes: int) -> ApiError:

@@ -15,13 +15,16 @@ from gateway.answers import (
     plan_wire,
     read_usage,
     server_timing,
+    whole_answer,
 )
 from gateway.context import RequestContext
 from gateway.errors import ApiError, ErrorKind
-from gateway.messages import Conversation, plain_transcript, read_conversation, splice
+from gateway.messages import Conversation, plain_transcript, read_conversation
 from gateway.metrics import Metrics
 from gateway.models import ModelName, Models
-from gateway.relay import relay_completed, relay_unchanged
+from gateway.passthrough import pass_through
+from gateway.payload import turn_payload
+from gateway.relay import relay_completed
 from gateway.replicas import Replica
 from gateway.serving import Serving
 from gateway.turns import (
@@ -31,7 +34,6 @@ from gateway.turns import (
     WholeAnswer,
     elapsed_ms,
     nothing,
-    plain_timings,
     rendered_by,
     turn_timings,
 )
@@ -81,9 +83,9 @@ class Pipeline:
         )
         conversation = await self._resume(request, context, name, bool(stores))
         if conversation is None:
-            return await self._pass_through(request, body, context, name)
+            return await pass_through(self._replica, request, body, context, name.served)
         turn = await self._prepare(request, context, name.served, stores, conversation)
-        payload = self._payload(turn, body, name)
+        payload = turn_payload(turn, body)
         if request.stream:
             return await self._stream(turn, payload)
         return await self._complete(turn, payload)
@@ -96,7 +98,8 @@ class Pipeline:
         kept = extension.conversation if extension else None
         if not has_stores and kept is None and len(request.messages) < 3:
             return None
-        conversation = read_conversation(request)
+        template = self._replica.serving.template
+        conversation = read_conversation(request, template_reads_names=template is not None and template.reads_names)
         if conversation is None:
             if has_stores or kept is not None:
                 raise invalid("messages: retrieval needs a user message with text to search for.", "messages")
@@ -106,7 +109,7 @@ class Pipeline:
                 raise invalid("headstart.conversation takes messages of plain text only.", "headstart.conversation")
             return conversation.with_transcript(plain_transcript(conversation)) if has_stores else None
         if kept is not None:
-            earlier = await self._transcripts.load(context.tenant, kept)
+            earlier = await self._transcripts.load(context.tenant, request.user, kept)
             conversation = conversation.continuing(tuple(earlier))
         resumed = await self._transcripts.resume(context.tenant, request.user, name.served, conversation.messages)
         if not has_stores and kept is None and not resumed.known:
@@ -154,8 +157,9 @@ class Pipeline:
             )
         retrieved = time.monotonic()
         window = serving.facts.max_model_len
+        aside = conversation.extra_tokens(serving.tokenizer)
         limits = Limits(
-            window_tokens=None if window is None else window - conversation.extra_tokens(serving.tokenizer),
+            window_tokens=None if window is None else window - aside,
             max_tokens=request.answer_limit,
             min_answer_tokens=self._defaults.min_answer_tokens,
             top_k=top_k,
@@ -165,7 +169,12 @@ class Pipeline:
                 _plan, serving, transcript, candidates, limits, conversation, context
             )
         except QuestionTooLong as error:
-            raise ApiError(ErrorKind.INVALID, str(error), param="messages", code="context_length_exceeded") from None
+            message = str(error)
+            if aside:
+                message += (
+                    f" ({aside} of {window} tokens are set aside for tools and messages that are not plain text.)"
+                )
+            raise ApiError(ErrorKind.INVALID, message, param="messages", code="context_length_exceeded") from None
         planned = time.monotonic()
         return Turn(
             request=request,
@@ -180,52 +189,6 @@ class Pipeline:
             retrieve_ms=(retrieved - began) * 1000,
             plan_ms=(planned - retrieved) * 1000,
         )
-
-    def _payload(self, turn: Turn, body: dict[str, Any], name: ModelName) -> bytes:
-        messages = [{"role": message.role, "content": message.content} for message in turn.prompt.messages]
-        if not turn.conversation.plain:
-            messages = splice(turn.conversation, messages)
-        payload = self._engine_body(body, turn.context, name, turn.serving, stream=bool(turn.request.stream))
-        payload["messages"] = messages
-        if turn.prompt.token_ids is not None:
-            payload["kv_transfer_params"] = {"prompt_token_ids": turn.prompt.token_ids}
-        if turn.plan.max_tokens is not None:
-            payload.pop("max_completion_tokens", None)
-            payload["max_tokens"] = turn.plan.max_tokens
-        return orjson.dumps(payload)
-
-    def _engine_body(
-        self, body: dict[str, Any], context: RequestContext, name: ModelName, serving: Serving, *, stream: bool
-    ) -> dict[str, Any]:
-        """The client's body without our extension, with the tenant's salt and a request for usage."""
-        payload = {key: value for key, value in body.items() if key != "headstart"}
-        payload["model"] = name.served
-        if serving.facts.cache_salt is not False:
-            payload["cache_salt"] = context.cache_salt
-        if stream:
-            payload["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-        return payload
-
-    async def _pass_through(
-        self, request: ChatRequest, body: dict[str, Any], context: RequestContext, name: ModelName
-    ) -> StreamedAnswer | WholeAnswer:
-        payload = orjson.dumps(
-            self._engine_body(body, context, name, self._replica.serving, stream=bool(request.stream))
-        )
-        sent = elapsed_ms(context)
-        if not request.stream:
-            raw = await self._replica.backend.complete(payload)
-            usage = read_usage(whole_answer(raw))
-            return WholeAnswer((), raw, plain_timings(usage, context, sent, None, choices=request.n or 1))
-        stream = await self._replica.backend.stream(payload)
-        first = elapsed_ms(context)
-        answer = StreamedAnswer((), server_timing(ttft=first), nothing(), stream)
-
-        def ended(usage: EngineUsage) -> None:
-            answer.timings = plain_timings(usage, context, sent, first, choices=request.n or 1)
-
-        answer.events = relay_unchanged(stream, request.wants_usage, ended)
-        return answer
 
     async def _stream(self, turn: Turn, payload: bytes) -> StreamedAnswer:
         sent = elapsed_ms(turn.context)
@@ -264,7 +227,7 @@ class Pipeline:
         labels = [chunk.label for chunk in chunks]
         named = {index: named_labels(text, labels) for index, text in texts.items()}
         all_named = frozenset(label.label for found in named.values() for label in found)
-        if turn.prompt.token_ids is not None:
+        if turn.conversation.plain:
             self._metrics.observe_count(turn.prompt.tokens, usage.prompt_tokens)
         await self._record(turn, texts)
         extension = {
@@ -284,8 +247,8 @@ class Pipeline:
             )
         kept = request.headstart.conversation if request.headstart else None
         if kept is not None and texts:
-            answer = Message("assistant", texts[min(texts)])
-            await self._transcripts.append(context.tenant, kept, [*turn.conversation.new, answer])
+            said = [*turn.conversation.messages, Message("assistant", texts[min(texts)])]
+            await self._transcripts.keep(context.tenant, request.user, kept, said)
 
 
 def _plan(
@@ -309,14 +272,3 @@ def _previous_question(transcript: Transcript) -> str | None:
         if message.role == "user":
             return message.content
     return None
-
-
-def whole_answer(raw: bytes) -> dict[str, Any]:
-    """The engine's JSON answer. Raises ApiError (502) when it is not one."""
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        body = None
-    if not isinstance(body, dict):
-        raise ApiError(ErrorKind.BAD_ENGINE, "The engine's answer is not a JSON object.", code="engine_failed")
-    return body

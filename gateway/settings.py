@@ -44,7 +44,11 @@ class Settings(BaseSettings):
     max_in_flight: int = Field(2048, ge=1, description="Chat requests in progress; beyond it 503 with Retry-After.")
     max_body_bytes: int = Field(16 * 2**20, ge=1024, description="Largest JSON request body, in bytes.")
     max_upload_bytes: int = Field(100 * 2**20, ge=1024, description="Largest uploaded file, in bytes.")
-    body_timeout_s: float = Field(30.0, gt=0, description="Longest wait for more of a request body, in seconds.")
+    body_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        description="Longest wait for a request body, in seconds; a second more for each 4 KiB that has come.",
+    )
 
     # the engine
     engine_url: str = Field("http://127.0.0.1:8000", description="Base URL of the vLLM server, without `/v1`.")

@@ -78,10 +78,16 @@ def load_tenants(api_keys: str, api_keys_file: Path | None, salt_secret: bytes) 
         except (OSError, UnicodeDecodeError) as error:
             raise KeyFileError(f"The key file {api_keys_file} cannot be read: {error}") from error
         entries += [(line, str(api_keys_file)) for line in lines if line.strip() and not line.startswith("#")]
-    return Tenants(dict(_parse(entries)), salt_secret)
+    if not entries and (api_keys or api_keys_file is not None):
+        raise KeyFileError(
+            f"{api_keys_file or 'api_keys'} holds no key, and without keys everybody could call. Make one with "
+            "'headstart key TENANT', or remove the setting."
+        )
+    return Tenants(_parse(entries), salt_secret)
 
 
-def _parse(entries: Iterable[tuple[str, str]]) -> Iterable[tuple[bytes, str]]:
+def _parse(entries: Iterable[tuple[str, str]]) -> dict[bytes, str]:
+    tenants: dict[bytes, str] = {}
     for number, (entry, source) in enumerate(entries, 1):
         tenant, _, digest = entry.strip().replace(":", " ", 1).partition(" ")
         digest = digest.strip().lower()
@@ -89,7 +95,9 @@ def _parse(entries: Iterable[tuple[str, str]]) -> Iterable[tuple[bytes, str]]:
             raise KeyFileError(
                 f"Entry {number} of {source} is not 'TENANT SHA256_HEX' (make one with 'headstart key TENANT')."
             )
-        yield bytes.fromhex(digest), tenant
+        if tenants.setdefault(bytes.fromhex(digest), tenant) != tenant:
+            raise KeyFileError(f"Entry {number} of {source} gives the key of another tenant to {tenant}.")
+    return tenants
 
 
 def load_salt_secret(data_dir: Path, configured: str) -> bytes:

@@ -40,7 +40,8 @@ class ChatTemplate:
 
     `scaffold` renders it around sentinels and cuts there, so that contents never pass through the template:
     what it would do to them (trim, escape, refuse) does not happen. `holds_clock`: it asks for the date;
-    it is given `now`, which never moves, and the fact is there to be reported.
+    it is given `now`, which never moves, and the fact is there to be reported. `reads_names`: a message's `name`
+    changes what it writes.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class ChatTemplate:
         self._max_cached = cached_role_tuples
         self._cached: OrderedDict[tuple[Role, ...], tuple[str, ...] | _Refusal] = OrderedDict()
         self.accepts_system = self._accepts_system()
+        self.reads_names = self._reads_names()
 
     @classmethod
     def load(cls, folder: Path, *, now: datetime = FIXED_DATE) -> "ChatTemplate":
@@ -116,6 +118,16 @@ class ChatTemplate:
             before, rest = rest.split(sentinel)
             pieces.append(before)
         return (*pieces, rest)
+
+    def _reads_names(self) -> bool:
+        name = "Qx99999hsNameZ"
+        messages = [{"role": "user", "content": "one", "name": name}]
+        try:
+            return name in self._template.render(
+                messages=messages, add_generation_prompt=True, **self._special_tokens
+            )
+        except Exception:  # a template that fails here fails without the name as well
+            return False
 
     def _accepts_system(self) -> bool:
         """Whether a system message stays where it is put, in a first turn and in a later one."""

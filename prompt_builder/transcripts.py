@@ -86,9 +86,9 @@ class Transcripts:
         context = TurnContext(plan.chunks, references, plan.evidence, plan.facts)
         await self._store.put(key, encode_context(context, self._now()), self._ttl_s)
 
-    async def load(self, tenant: str, conversation: str) -> list[Message]:
-        """The messages of a conversation that the client names; empty when it is not known to this tenant."""
-        raw = await self._store.get(_conversation_key(tenant, conversation))
+    async def load(self, tenant: str, user: str | None, conversation: str) -> list[Message]:
+        """The messages of a conversation that the client names; empty where this user has none such."""
+        raw = await self._store.get(_conversation_key(tenant, user, conversation))
         if raw is None:
             return []
         try:
@@ -97,11 +97,13 @@ class Transcripts:
             self.counts.corrupt += 1
             return []
 
-    async def append(self, tenant: str, conversation: str, messages: Sequence[Message]) -> None:
-        """Adds messages; beyond 400 messages or 1 MiB the oldest turns leave, in whole turns."""
-        history = [*await self.load(tenant, conversation), *messages]
-        history = _bounded(history)
-        await self._store.put(_conversation_key(tenant, conversation), encode_messages(history), self._ttl_s)
+    async def keep(self, tenant: str, user: str | None, conversation: str, messages: Sequence[Message]) -> None:
+        """The conversation is these messages from now on.
+
+        Beyond 400 messages or 1 MiB the oldest turns leave, in whole turns; leading system messages stay.
+        """
+        key = _conversation_key(tenant, user, conversation)
+        await self._store.put(key, encode_messages(_bounded(messages)), self._ttl_s)
 
     async def _contexts(self, keys: Sequence[str]) -> list[TurnContext | None]:
         if not keys:
@@ -154,7 +156,7 @@ def _answered(past: Sequence[PastMessage]) -> list[int]:
 
 def _chain(tenant: str, user: str | None, model: str, past: Sequence[PastMessage]) -> list[str]:
     """One key for each message: of everything up to and including it."""
-    link = _digest(b"", tenant, "" if user is None else f"={user}", model)
+    link = _digest(b"", tenant, _user(user), model)
     keys = []
     for message in past:
         # Clients trim answers before they resend them.
@@ -173,18 +175,28 @@ def _digest(parent: bytes, *parts: str) -> bytes:
     return digest.digest()
 
 
-def _conversation_key(tenant: str, conversation: str) -> str:
-    return f"conversation:{_digest(b'', tenant, conversation).hex()}"
+def _conversation_key(tenant: str, user: str | None, conversation: str) -> str:
+    return f"conversation:{_digest(b'', tenant, _user(user), conversation).hex()}"
+
+
+def _user(user: str | None) -> str:
+    """No user and a user without a name are two."""
+    return "" if user is None else f"={user}"
 
 
 def _bounded(history: Sequence[Message]) -> list[Message]:
-    """The newest messages within both bounds, from a user message on if any had to leave."""
-    size, first = 0, len(history)
-    while first > 0 and len(history) - first < MAX_CONVERSATION_MESSAGES:
+    """The leading system messages and the newest others within both bounds, from a user's on if any had to leave."""
+    leading = 0
+    while leading < len(history) and history[leading].role in ("system", "developer"):
+        leading += 1
+    system, history = history[:leading], history[leading:]
+    size = sum(len(message.content.encode("utf-8", "surrogatepass")) for message in system)
+    first = len(history)
+    while first > 0 and len(history) - first < MAX_CONVERSATION_MESSAGES - leading:
         size += len(history[first - 1].content.encode("utf-8", "surrogatepass"))
         if size > MAX_CONVERSATION_BYTES:
             break
         first -= 1
     while 0 < first < len(history) and history[first].role != "user":
         first += 1
-    return list(history[first:])
+    return [*system, *history[first:]]

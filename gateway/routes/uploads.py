@@ -1,6 +1,5 @@
 """Reads one multipart upload, counted while it comes, spooled to disk beyond a mebibyte."""
 
-import asyncio
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.concurrency import run_in_threadpool
 
 from gateway.errors import ApiError, ErrorKind
-from gateway.http import ClientGone, header
+from gateway.http import BodyClock, header
 from gateway.routes.dependencies import BodyLimits
 from gateway.wire import invalid
 
@@ -56,8 +55,9 @@ async def read_upload(request: Request, limits: BodyLimits) -> Upload:
     form = _Form(_boundary(request), limits.max_upload_bytes)
     try:
         received_bytes, more = 0, True
+        clock = BodyClock(limits.timeout_s)
         while more:
-            piece, more = await _receive(request, limits.timeout_s)
+            piece, more = await _receive(request, clock)
             received_bytes += len(piece)
             if received_bytes > limits.max_upload_bytes + FORM_BYTES:
                 raise _too_large(limits.max_upload_bytes)
@@ -72,17 +72,13 @@ async def read_upload(request: Request, limits: BodyLimits) -> Upload:
         raise
 
 
-async def _receive(request: Request, timeout_s: float) -> tuple[bytes, bool]:
+async def _receive(request: Request, clock: BodyClock) -> tuple[bytes, bool]:
     try:
-        async with asyncio.timeout(timeout_s):
-            message = await request.receive()
+        return await clock.receive(request.receive)
     except TimeoutError:
         raise ApiError(
-            ErrorKind.TIMEOUT, f"No more of the upload came within {timeout_s:g} s.", code="body_timeout"
+            ErrorKind.TIMEOUT, f"The upload did not come within {clock.timeout_s:g} s.", code="body_timeout"
         ) from None
-    if message["type"] == "http.disconnect":
-        raise ClientGone
-    return message.get("body", b""), message.get("more_body", False)
 
 
 def _boundary(request: Request) -> bytes:

@@ -162,11 +162,11 @@ async def test_a_corrupt_value_is_a_miss_that_is_counted() -> None:
 
     memory = Transcripts(Remembering(), 100.0)  # type: ignore[arg-type]
     await told(memory, "q1", "a1")
-    await memory.append("t", "c", said("q1", "a1"))
+    await memory.keep("t", "u", "c", said("q1", "a1"))
     for key in written:
         await store.put(key, b'[1,"half', 100.0)
     assert (await memory.resume("t", "u", "m", said("q1", "a1", "q2"))).known == 0
-    assert await memory.load("t", "c") == []
+    assert await memory.load("t", "u", "c") == []
     assert memory.counts.corrupt == 2
 
 
@@ -181,32 +181,26 @@ def test_bytes_of_another_kind_are_corrupt(raw: bytes) -> None:
         decode_messages(raw)
 
 
-async def test_a_named_conversation_grows_and_belongs_to_its_tenant() -> None:
+async def test_a_named_conversation_is_what_was_kept_last_and_belongs_to_its_tenant_and_user() -> None:
     memory = transcripts()
-    assert await memory.load("t", "c/1\x00ü") == []
-    await memory.append("t", "c/1\x00ü", said("q1", "a1"))
-    await memory.append("t", "c/1\x00ü", said("q2", "a2"))
-    assert await memory.load("t", "c/1\x00ü") == said("q1", "a1", "q2", "a2")
-    assert await memory.load("t2", "c/1\x00ü") == []
+    assert await memory.load("t", "u", "c/1\x00ü") == []
+    await memory.keep("t", "u", "c/1\x00ü", said("q1", "a1"))
+    await memory.keep("t", "u", "c/1\x00ü", said("q1", "a1", "q2", "a2"))
+    assert await memory.load("t", "u", "c/1\x00ü") == said("q1", "a1", "q2", "a2")
+    for tenant, user in (("t2", "u"), ("t", "u2"), ("t", None), ("t", "")):
+        assert await memory.load(tenant, user, "c/1\x00ü") == []
 
 
-async def test_a_named_conversation_is_bounded_and_still_begins_with_a_question() -> None:
+async def test_a_named_conversation_is_bounded_and_still_begins_with_system_text_and_a_question() -> None:
     memory = Transcripts(MemoryStore(2**24), 100.0)
-    for place in range(0, MAX_CONVERSATION_MESSAGES + 100, 2):
-        await memory.append("t", "many", said(f"q{place}", "a"))
-    history = await memory.load("t", "many")
-    assert len(history) == MAX_CONVERSATION_MESSAGES
-    assert history[0].role == "user"
-    for place in range(5):
-        await memory.append("t", "large", said(f"q{place}", "a" * 300_000))
-    assert [message.content[:2] for message in await memory.load("t", "large")] == [
-        "q2",
-        "aa",
-        "q3",
-        "aa",
-        "q4",
-        "aa",
-    ]
+    system = [Message("system", "Be brief."), Message("developer", "And kind.")]
+    many = [message for place in range(MAX_CONVERSATION_MESSAGES) for message in said(f"q{place}", "a")]
+    await memory.keep("t", None, "many", [*system, *many])
+    history = await memory.load("t", None, "many")
+    assert history == [*system, *many[2 - MAX_CONVERSATION_MESSAGES :]]
+    large = [message for place in range(5) for message in said(f"q{place}", "a" * 300_000)]
+    await memory.keep("t", None, "large", [*system, *large])
+    assert await memory.load("t", None, "large") == [*system, *large[4:]]
 
 
 async def test_e6_turns_with_text_of_a_deleted_file_stand_without_it() -> None:
