@@ -61,7 +61,7 @@ async def examine(settings: Settings) -> list[Finding]:
     local = asyncio.gather(
         redis_finding(settings.redis_url),
         embedding_finding(settings),
-        asyncio.to_thread(storage_finding, settings.data_dir),
+        asyncio.to_thread(storage_finding, settings.data_dir, settings.index),
     )
     engine = await engine_findings(settings, tenants)
     redis, embedding, storage = await local

@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 from gateway.cli.doctor_checks import Finding
 from gateway.settings import Settings
 from retrieval.embedding import SentenceEmbedder
+from retrieval.snapshots import UnusableSnapshot, read_snapshot
 from retrieval.types import RetrievalError
 
 REDIS_LIMIT_S = 3.0
@@ -84,7 +85,8 @@ def compare_embeddings(stored: StoredData, model: str, dimension: int) -> Findin
     )
 
 
-def storage_finding(data_dir: Path) -> Finding:
+def storage_finding(data_dir: Path, index_kind: str) -> Finding:
+    """The database and the index snapshots beside it, which are derived and can always be made again."""
     path = data_dir / DATABASE
     if not path.exists():
         return Finding("data", "ok", f"{data_dir} holds nothing yet")
@@ -100,7 +102,27 @@ def storage_finding(data_dir: Path) -> Finding:
     detail = f"{stored.stores} stores, {stored.files} files, {stored.chunks:,} chunks; the database is sound"
     if stored.unfinished:
         detail += f"; {stored.unfinished} files are not finished and go on when the gateway runs"
+    unusable = unusable_snapshots(data_dir, index_kind)
+    if unusable:
+        return Finding(
+            "data",
+            "warn",
+            f"{detail}; {len(unusable)} index snapshots cannot be used: {unusable[0]}",
+            "the first search of each such store waits until its index is built from the database",
+            "nothing to do: the gateway builds them again by itself",
+        )
     return Finding("data", "ok", detail)
+
+
+def unusable_snapshots(data_dir: Path, index_kind: str) -> list[str]:
+    """What is wrong with each snapshot that cannot be used."""
+    wrong = []
+    for path in sorted((data_dir / "indexes").glob("*/snapshot.bin")):
+        try:
+            read_snapshot(path, path.parent.name, index_kind)
+        except UnusableSnapshot as error:
+            wrong.append(f"{path.parent.name} {error}")
+    return wrong
 
 
 def read_data(path: Path) -> StoredData | str:

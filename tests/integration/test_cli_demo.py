@@ -89,7 +89,7 @@ def test_demo_once_answers_three_questions_and_the_second_run_skips_what_is_done
     assert output.count("Question ") == 3
     assert output.count("TTFT ") == 3
     assert output.count("answer tokens at") == 3
-    assert "annual-leave.md" in output
+    assert "emergency-drills.md" in output
     assert errors == ""
     second = world.start("--once", "--port", str(unused_port()))
     output, errors = second.communicate(timeout=120)

@@ -4,6 +4,7 @@ import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -23,6 +24,7 @@ from gateway.cli.doctor_checks import (
 from gateway.cli.doctor_local import StoredData, compare_embeddings, read_data, redis_finding, storage_finding
 from gateway.cli.main import app
 from retrieval.database import Database
+from retrieval.snapshots import Snapshot, write_snapshot
 
 GOOD = EngineFacts(
     reachable=True,
@@ -122,26 +124,39 @@ def test_a_sound_database_is_counted_without_being_changed(tmp_path: Path) -> No
     database.bind_embedding_model("model", 384)
     stored = read_data(tmp_path / "headstart.db")
     assert stored == StoredData(stores=0, files=0, chunks=0, unfinished=0, model="model", dimension=384)
-    assert storage_finding(tmp_path).state == "ok"
+    assert storage_finding(tmp_path, "flat").state == "ok"
     database.close()
 
 
 def test_an_empty_folder_is_no_miss_and_nothing_is_made_in_it(tmp_path: Path) -> None:
-    assert storage_finding(tmp_path).state == "ok"
+    assert storage_finding(tmp_path, "flat").state == "ok"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_e8_a_foreign_database_file_is_a_failure_that_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "headstart.db").write_bytes(b"not a database, and longer than its header" * 100)
-    finding = storage_finding(tmp_path)
+    finding = storage_finding(tmp_path, "flat")
     assert finding.state == "fail"
     assert finding.cure
+
+
+def test_e8_an_index_snapshot_that_cannot_be_used_is_a_warning_because_it_is_built_again(tmp_path: Path) -> None:
+    Database(tmp_path).close()
+    snapshot = Snapshot("vs_1", "flat", 3, {"rows": np.arange(4)})
+    path = tmp_path / "indexes" / "vs_1" / "snapshot.bin"
+    write_snapshot(path, snapshot)
+    assert storage_finding(tmp_path, "flat").state == "ok"
+    assert "is of kind 'flat', not 'hnsw'" in storage_finding(tmp_path, "hnsw").detail
+    path.write_bytes(path.read_bytes()[:-1])
+    finding = storage_finding(tmp_path, "flat")
+    assert finding.state == "warn"
+    assert "vs_1" in finding.detail
 
 
 def test_a_database_of_another_program_is_a_failure(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "headstart.db") as other:
         other.execute("CREATE TABLE things (x)")
-    assert "no such table" in storage_finding(tmp_path).detail
+    assert "no such table" in storage_finding(tmp_path, "flat").detail
 
 
 def test_e9_embeddings_of_another_model_are_a_failure_that_names_both() -> None:
