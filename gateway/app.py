@@ -98,7 +98,7 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
     indexes = await stack.enter_async_context(Indexes(database, settings.data_dir, settings.index))
     retriever = Retriever(database, embedder, indexes, settings.previous_turn_weight)
     stack.push_async_callback(retriever.aclose)
-    ingestor = await stack.enter_async_context(Ingestor(database, embedder, renderer))
+    ingestor = await stack.enter_async_context(Ingestor(database, embedder, renderer, indexes.refresh_soon))
     replica.on_change(lambda serving: ingestor.renderer_changed())
 
     calls = Calls(settings.calls_kept, metrics)
