@@ -51,9 +51,6 @@ class Metrics:
         self._count_exact = Counter(
             "headstart_prompt_counts_total", "Prompt token counts by agreement", ["agree"], registry=self.registry
         )
-        self.ingested = Counter(
-            "headstart_ingested_files_total", "Files by final status", ["status"], registry=self.registry
-        )
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when it is scraped."""
