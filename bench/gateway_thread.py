@@ -15,6 +15,7 @@ import aiohttp
 import uvicorn
 from openai import AsyncOpenAI
 
+from bench.reply import Reply, read_reply
 from gateway.app import create_app
 from gateway.cli.serve import StartupErrors, bind, server_config, url_of
 from gateway.settings import Settings
@@ -39,6 +40,12 @@ class RunningGateway:
         return aiohttp.ClientSession(
             self.url, headers=headers, connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(60)
         )
+
+    async def ask(self, model: str, question: str, *, key: str | None = None, **fields: Any) -> Reply:
+        """The answer to one user message; `fields` go into the request as they are."""
+        body = {"model": model, "messages": [{"role": "user", "content": question}], **fields}
+        async with self.session(key) as session:
+            return await read_reply(session, body)
 
     async def metric(self, name: str) -> float:
         """The sum of a metric's samples, over all its labels."""

@@ -33,5 +33,9 @@ def engine_body(
     if serving.facts.cache_salt is not False:
         payload["cache_salt"] = context.cache_salt
     if stream:
-        payload["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+        options = body.get("stream_options") or {}
+        if not options.get("include_usage"):
+            # Says how usage is to come; without the client's own wish for usage it would come to the client unasked.
+            options = {name: value for name, value in options.items() if name != "continuous_usage_stats"}
+        payload["stream_options"] = {**options, "include_usage": True}
     return payload

@@ -59,13 +59,16 @@ async def relay_completed(stream: EngineStream, wants_usage: bool, finish: Finis
     held: list[dict[str, Any]] = []
     usage_event: bytes | None = None
     usage = EngineUsage()
+    last: dict[str, Any] = {}
     async with aclosing(stream.reads()) as reads:
         async for data in reads:
             for event in split_events(data):
                 if event == DONE:
                     answers = {index: "".join(parts) for index, parts in texts.items()}
                     extension, annotations = await finish(answers, usage)
-                    yield _completed(held, extension, annotations) + (usage_event or b"") + DONE
+                    # A stream may end without a `finish_reason`: a chunk without choices carries the extension then.
+                    ends = held or [{**last, "choices": []}]
+                    yield _completed(ends, extension, annotations) + (usage_event or b"") + DONE
                     return
                 if failure := reported_error(event):
                     raise failure
@@ -78,7 +81,7 @@ async def relay_completed(stream: EngineStream, wants_usage: bool, finish: Finis
                     usage = read_usage(chunk)
                     usage_event = event if wants_usage else None
                     continue
-                finishing = False
+                last, finishing = chunk, False
                 for choice in choices:
                     said = texts.setdefault(choice.get("index", 0), [])
                     if content := (choice.get("delta") or {}).get("content"):
@@ -98,8 +101,7 @@ def _completed(
             if choice.get("finish_reason") is not None:
                 delta = choice.get("delta") or {}
                 choice["delta"] = {**delta, "annotations": annotations.get(choice.get("index", 0), [])}
-    if held:
-        held[-1]["headstart"] = extension
+    held[-1]["headstart"] = extension
     return b"".join(data_event(orjson.dumps(chunk)) for chunk in held)
 
 
