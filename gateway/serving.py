@@ -18,6 +18,8 @@ from retrieval.types import RenderedChunk
 log = logging.getLogger("headstart.serving")
 
 DEFAULT_BLOCK_TOKENS = 16
+_TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"]
+_HUB_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ def _tokenizer_folders(settings: Settings, facts: EngineFacts) -> Iterator[Path]
         for folder in (Path(name).expanduser(), models / Path(name).name, *_hub_folders(name)):
             if (folder / "tokenizer.json").is_file():
                 yield folder
+    # Only a name that the operator wrote is asked for on the network, never one that an engine tells.
+    yield from _downloaded(settings.tokenizer)
 
 
 def _hub_folders(name: str) -> Iterator[Path]:
@@ -102,6 +106,19 @@ def _hub_folders(name: str) -> Iterator[Path]:
         return
     if isinstance(found, str):
         yield Path(found).parent
+
+
+def _downloaded(name: str) -> Iterator[Path]:
+    """The tokenizer's files from the model hub, a few megabytes, kept in its local cache."""
+    if name.count("/") != 1 or name.startswith(("/", ".", "~")):
+        return
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        yield Path(snapshot_download(name, allow_patterns=_TOKENIZER_FILES, etag_timeout=_HUB_TIMEOUT_S))
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        log.warning("the tokenizer '%s' cannot be had from the model hub: %s", name, type(error).__name__)
 
 
 def _missing(facts: EngineFacts, tokenizer: Tokenizer, template: ChatTemplate | None) -> Iterator[Missing]:

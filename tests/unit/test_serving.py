@@ -1,0 +1,49 @@
+"""Where the served model's tokenizer comes from, and what is said when it cannot be had."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.backends.facts import EngineFacts
+from gateway.serving import make_serving
+from gateway.settings import Settings
+
+FACTS = EngineFacts(reachable=True, model="m", models=("m",), max_model_len=4096, token_ids_accepted=True)
+
+
+def settings(tmp_path: Path, tokenizer: str = "") -> Settings:
+    return Settings(tokenizer=tokenizer, data_dir=tmp_path / "data", cache_dir=tmp_path / "cache")
+
+
+def test_a_tokenizer_that_cannot_be_fetched_leaves_an_estimate_and_says_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    serving = make_serving(settings(tmp_path, "nobody/no-such-model"), FACTS)
+    assert serving.tokenizer.name == "estimate"
+    assert not serving.token_exact
+    assert [missing.feature for missing in serving.missing] == ["tokenizer"]
+    assert "HEADSTART_TOKENIZER" in serving.missing[0].cure
+    assert "nobody/no-such-model" in caplog.text
+
+
+def test_a_name_that_the_engine_tells_is_never_fetched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told = EngineFacts(reachable=True, model="nobody/m", models=("nobody/m",), root="nobody/no-such-model")
+    assert make_serving(settings(tmp_path), told).tokenizer.name == "estimate"
+    assert "hub" not in caplog.text
+
+
+def test_the_folder_that_the_engine_loaded_its_model_from_is_used(tmp_path: Path, model_dir: Path) -> None:
+    told = EngineFacts(reachable=True, model="m", models=("m",), root=str(model_dir), token_ids_accepted=True)
+    serving = make_serving(settings(tmp_path), told)
+    assert serving.tokenizer.exact
+    assert serving.token_exact
+
+
+def test_a_broken_tokenizer_file_is_said_and_does_not_stop_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    serving = make_serving(settings(tmp_path, str(tmp_path)), FACTS)
+    assert serving.tokenizer.name == "estimate"
+    assert "cannot be used" in caplog.text
