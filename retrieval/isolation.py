@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,35 +29,38 @@ async def parse_isolated(data: bytes, filename: str, limits: ParseLimits, start_
 
     `start_s` is what the process gets on top to start, in seconds.
     """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        _PROGRAM,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        cwd=Path(__file__).parents[1],
-    )
-    question = orjson.dumps({"filename": filename, "limits": limits}) + b"\n"
+    question = orjson.dumps({"filename": filename, "limits": limits}) + b"\n" + data
+    process = await asyncio.to_thread(_start)
     try:
-        async with asyncio.timeout(limits.max_seconds + start_s):
-            answer, _ = await process.communicate(question + data)
-    except TimeoutError:
+        # A process that nobody talks to, because the caller was cancelled on the way here, ends at its input's end.
+        answer, _ = await asyncio.to_thread(process.communicate, question, limits.max_seconds + start_s)
+    except subprocess.TimeoutExpired:
         raise UnusableFile(
             "invalid_file",
             f"Reading the file took more than {limits.max_seconds:.0f} seconds. "
             f"Split it, or save it anew, and upload it again.",
         ) from None
     finally:
-        if process.returncode is None:
+        if process.poll() is None:
             process.kill()
-            await process.wait()
+            await asyncio.to_thread(process.wait)
     if process.returncode != 0:
         raise UnusableFile(
             "invalid_file",
             "The file could not be read within the memory that one file may take. Split it, or save it anew.",
         )
     return _parsed(orjson.loads(answer))
+
+
+def _start() -> "subprocess.Popen[bytes]":
+    """Not by the event loop: uvloop forks, and copying the page tables of this process stops all that it serves."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=Path(__file__).parents[1],
+    )
 
 
 def serve_one() -> None:
