@@ -1,11 +1,13 @@
 """The served model's chat template, reduced to the scaffolding between the contents of messages."""
 
 import json
-from collections import OrderedDict
+import re
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import jinja2
@@ -19,6 +21,7 @@ from prompt_builder.types import Role
 
 # What Llama's own template falls back to. A date that moved would move every prompt's first block with it.
 FIXED_DATE = datetime(2024, 7, 26)
+_SENTINEL = re.compile(r"Qx(\d{5})hsContentZ")
 TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -41,7 +44,7 @@ class ChatTemplate:
     `scaffold` renders it around sentinels and cuts there, so that contents never pass through the template:
     what it would do to them (trim, escape, refuse) does not happen. `holds_clock`: it asks for the date;
     it is given `now`, which never moves, and the fact is there to be reported. `reads_names`: a message's `name`
-    changes what it writes.
+    changes what it writes. Usable from any thread.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         self._max_cached = cached_role_tuples
         self._cached: OrderedDict[tuple[Role, ...], tuple[str, ...] | _Refusal] = OrderedDict()
+        self._lock = Lock()
         self.accepts_system = self._accepts_system()
         self.reads_names = self._reads_names()
 
@@ -85,14 +89,16 @@ class ChatTemplate:
         Raises TemplateRefused when the template raises, drops, repeats or reorders a content.
         """
         key = tuple(roles)
-        found = self._cached.get(key)
+        with self._lock:
+            found = self._cached.get(key)
+            if found is not None:
+                self._cached.move_to_end(key)
         if found is None:
             found = self._scaffold(key)
-            self._cached[key] = found
-            while len(self._cached) > self._max_cached:
-                self._cached.popitem(last=False)
-        else:
-            self._cached.move_to_end(key)
+            with self._lock:
+                self._cached[key] = found
+                while len(self._cached) > self._max_cached:
+                    self._cached.popitem(last=False)
         if isinstance(found, _Refusal):
             raise TemplateRefused(found.reason)
         return found
@@ -110,14 +116,15 @@ class ChatTemplate:
             )
         except Exception as error:  # a template may fail in any way: it is code that came with a model
             return _Refusal(f"The chat template refuses roles {_short(roles)}: {error}")
-        pieces = []
-        rest = rendered
-        for role, sentinel in zip(roles, sentinels, strict=True):
-            if rendered.count(sentinel) != 1 or sentinel not in rest:
-                return _Refusal(f"The chat template drops, repeats or moves a {role} message.")
-            before, rest = rest.split(sentinel)
-            pieces.append(before)
-        return (*pieces, rest)
+        parts = _SENTINEL.split(rendered)
+        places = [int(place) for place in parts[1::2]]
+        if places != list(range(len(roles))):
+            times = Counter(places)
+            wrong = next((place for place in range(len(roles)) if times[place] != 1 or places[place] != place), 0)
+            return _Refusal(f"The chat template drops, repeats or moves a {roles[wrong]} message.")
+        # Long histories repeat a few pieces thousands of times: each is kept once.
+        distinct: dict[str, str] = {}
+        return tuple(distinct.setdefault(piece, piece) for piece in parts[::2])
 
     def _reads_names(self) -> bool:
         name = "Qx99999hsNameZ"

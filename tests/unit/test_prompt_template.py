@@ -1,6 +1,8 @@
 """Chat templates of the kinds that served models have, written here."""
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -153,3 +155,20 @@ def test_a_folder_without_a_usable_template_is_an_error_of_its_own(tmp_path: Pat
     (tmp_path / "chat_template.jinja").write_text("{% for %}")
     with pytest.raises(NoTemplate, match="does not parse"):
         ChatTemplate.load(tmp_path)
+
+
+def test_the_longest_history_that_is_taken_is_cut_in_linear_time() -> None:
+    roles = ("user", "assistant") * 9_999 + ("user",)
+    began = time.perf_counter()
+    pieces = ChatTemplate(CHATML).scaffold(roles)
+    assert time.perf_counter() - began < 2.0
+    assert len(pieces) == len(roles) + 1
+    assert len({id(piece) for piece in pieces}) <= 4
+
+
+def test_scaffolding_may_be_asked_for_from_many_threads() -> None:
+    template = ChatTemplate(CHATML, cached_role_tuples=1)
+    histories = [("user", "assistant") * turns + ("user",) for turns in range(4)] * 200
+    with ThreadPoolExecutor(8) as pool:
+        pieces = list(pool.map(template.scaffold, histories))
+    assert [len(found) for found in pieces] == [len(roles) + 1 for roles in histories]
