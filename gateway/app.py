@@ -1,5 +1,6 @@
 """Builds and joins all parts; nothing is global, two apps in one process do not meet."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -89,12 +90,12 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
     renderer = LiveRenderer(replica.serving)
     replica.on_change(renderer.follow)
 
-    database = Database(settings.data_dir)
-    stack.callback(database.close)
+    database = await asyncio.to_thread(Database, settings.data_dir)
+    stack.push_async_callback(asyncio.to_thread, database.close)
     embedder = SentenceEmbedder(settings.embedding_model, store, settings.embedding_ttl_s)
     stack.push_async_callback(embedder.aclose)
     await embedder.start()
-    database.bind_embedding_model(embedder.model_id, embedder.dimension)
+    await asyncio.to_thread(database.bind_embedding_model, embedder.model_id, embedder.dimension)
     indexes = await stack.enter_async_context(Indexes(database, settings.data_dir, settings.index))
     retriever = Retriever(database, embedder, indexes, settings.previous_turn_weight)
     stack.push_async_callback(retriever.aclose)

@@ -7,9 +7,9 @@ from types import TracebackType
 
 import aiohttp
 
-from gateway.backends.facts import EngineFacts, probe_engine
+from gateway.backends.facts import probe_engine
 from gateway.backends.vllm import EngineLimits, VllmBackend
-from gateway.serving import Serving, make_serving
+from gateway.serving import Serving, make_serving, unknown_serving
 from gateway.settings import Settings
 
 log = logging.getLogger("headstart.replicas")
@@ -20,16 +20,21 @@ _INCONCLUSIVE_PROBES = 5
 class Replica:
     """One engine. A background probe notices that it came, went, or serves another model.
 
-    A failed probe never stops a request: each one tries the engine itself.
+    A failed probe never stops a request: each one tries the engine itself. Entering waits at most `first_probe_s`
+    seconds for the first probe, so that an engine which is silent does not keep documents and search from starting.
     """
 
-    def __init__(self, settings: Settings, session: aiohttp.ClientSession, limits: EngineLimits) -> None:
+    def __init__(
+        self, settings: Settings, session: aiohttp.ClientSession, limits: EngineLimits, first_probe_s: float = 15.0
+    ) -> None:
         self._settings = settings
         self._session = session
         self.backend = VllmBackend(session, settings.engine_url, settings.engine_api_key, limits)
-        self.serving = make_serving(settings, EngineFacts(reachable=False))
+        self.serving = unknown_serving(settings)
         self._followers: list[Callable[[Serving], None]] = []
         self._inconclusive = 0
+        self._first_probe_s = first_probe_s
+        self._probed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def on_change(self, follow: Callable[[Serving], None]) -> None:
@@ -42,8 +47,15 @@ class Replica:
         return self.serving.facts.model or self._settings.model or None
 
     async def __aenter__(self) -> "Replica":
-        await self.probe()
-        self._task = asyncio.create_task(self._watch())
+        self._task = asyncio.create_task(self._watch(), name="engine-probe")
+        try:
+            async with asyncio.timeout(self._first_probe_s):
+                await self._probed.wait()
+        except TimeoutError:
+            log.warning("the engine is silent; starting without what it would tell")
+        except BaseException:
+            self._task.cancel()
+            raise
         return self
 
     async def __aexit__(
@@ -55,8 +67,13 @@ class Replica:
 
     async def _watch(self) -> None:
         while True:
+            try:
+                await self.probe()
+            except Exception:
+                # Whatever it is, the next probe may go well, and requests try the engine themselves.
+                log.exception("a probe of the engine failed")
+            self._probed.set()
             await asyncio.sleep(self._settings.probe_interval_s)
-            await self.probe()
 
     async def probe(self) -> None:
         """Asks the engine; the full questions only until they are answered or it changed."""

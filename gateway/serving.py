@@ -49,8 +49,13 @@ class Serving:
         return self.facts.token_ids_accepted is True and self.tokenizer.exact and self.template is not None
 
 
+def unknown_serving(settings: Settings) -> Serving:
+    """Before the engine has been asked; reads no files."""
+    return _serving(settings, EngineFacts(reachable=False), EstimateTokenizer(), None)
+
+
 def make_serving(settings: Settings, facts: EngineFacts) -> Serving:
-    """Reads tokenizer and template files: call it off the event loop."""
+    """Reads tokenizer and template files, or fetches them: call it off the event loop."""
     folder = next(iter(_tokenizer_folders(settings, facts)), None)
     tokenizer: Tokenizer = EstimateTokenizer()
     template: ChatTemplate | None = None
@@ -60,6 +65,10 @@ def make_serving(settings: Settings, facts: EngineFacts) -> Serving:
             template = ChatTemplate.load(folder)
         except (NoTokenizer, NoTemplate, OSError, ValueError) as error:
             log.warning("the tokenizer in %s cannot be used: %s", folder, error)
+    return _serving(settings, facts, tokenizer, template)
+
+
+def _serving(settings: Settings, facts: EngineFacts, tokenizer: Tokenizer, template: ChatTemplate | None) -> Serving:
     block_tokens = facts.block_size or DEFAULT_BLOCK_TOKENS
     return Serving(
         facts=facts,

@@ -1,0 +1,55 @@
+"""What is known of an engine at start, and how its coming is noticed."""
+
+import asyncio
+import time
+from pathlib import Path
+
+from bench.engine_sim import EngineSim
+from bench.sim.config import Fault, SimConfig
+from gateway.backends.vllm import EngineLimits, EngineSession
+from gateway.replicas import Replica
+from gateway.serving import Serving
+from gateway.settings import Settings
+
+LIMITS = EngineLimits(connect_s=2.0, first_token_s=10.0, between_tokens_s=5.0, answer_s=10.0)
+
+
+def settings(url: str, tmp_path: Path) -> Settings:
+    return Settings(engine_url=url, data_dir=tmp_path, cache_dir=tmp_path, probe_interval_s=0.05)
+
+
+async def test_an_engine_that_answers_is_known_when_the_start_is_over(tmp_path: Path) -> None:
+    async with (
+        EngineSim(SimConfig()) as sim,
+        EngineSession(LIMITS) as session,
+        Replica(settings(sim.url, tmp_path), session, LIMITS) as replica,
+    ):
+        assert replica.model == "sim-model"
+        assert replica.serving.facts.conclusive
+
+
+async def test_an_engine_that_takes_questions_and_is_silent_does_not_hold_up_the_start(tmp_path: Path) -> None:
+    async with EngineSim(SimConfig()) as sim, EngineSession(LIMITS) as session:
+        sim.set_fault(Fault("hang", after_chunks=None, path="/v1/chat"))
+        began = time.monotonic()
+        async with Replica(settings(sim.url, tmp_path), session, LIMITS, first_probe_s=0.2) as replica:
+            assert time.monotonic() - began < 2.0
+            assert not replica.serving.facts.reachable
+
+
+async def test_a_follower_that_fails_does_not_end_the_probing(tmp_path: Path) -> None:
+    async with EngineSim(SimConfig()) as sim, EngineSession(LIMITS) as session:
+        await sim.stop()
+        came, went = asyncio.Event(), asyncio.Event()
+        async with Replica(settings(sim.url, tmp_path), session, LIMITS) as replica:
+
+            def follow(serving: Serving) -> None:
+                (came if serving.facts.reachable else went).set()
+                raise RuntimeError("a follower fails")
+
+            replica.on_change(follow)
+            async with asyncio.timeout(10):
+                await sim.start()
+                await came.wait()
+                await sim.stop()
+                await went.wait()
