@@ -13,7 +13,7 @@ class Watchdog:
                 data = await read()
 
     `asyncio.timeout` arms and disarms a timer for every wait; here one timer looks now and then whether the wait that
-    is going on has lasted too long. A limit is kept to within its own length again.
+    is going on has lasted too long, and else sets itself to the moment when that will be so.
     """
 
     __slots__ = ("_depth", "_expired", "_handle", "_limit_s", "_loop", "_since_s", "_task")

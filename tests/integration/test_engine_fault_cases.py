@@ -363,3 +363,13 @@ async def test_d13_a_stream_that_ends_without_finish_reason_and_done_is_an_error
     sim.set_fault(Fault("no_finish", path=CHAT, done=False))
     reply = await gateway.ask(model, "Count.", stream=True)
     assert_ends_with_error(reply, "engine_cut_off")
+
+
+@pytest.mark.parametrize("nonsense", ['{"choices":[1]}', '{"choices":[{"delta":"text"}]}'])
+async def test_d13_events_that_make_no_sense_end_a_retrieval_stream_in_an_error(
+    gateway: RunningGateway, sim: EngineSim, store: str, nonsense: str
+) -> None:
+    body = f"data: {nonsense}\n\ndata: [DONE]\n\n"
+    sim.set_fault(Fault("status", path=CHAT, status=200, body=body, content_type="text/event-stream"))
+    reply = await gateway.ask(f"sim-model@{store}", "Count.", stream=True)
+    assert_ends_with_error(reply, "internal")

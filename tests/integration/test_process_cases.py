@@ -25,7 +25,7 @@ IN_FLIGHT = "headstart_chat_in_flight"
 
 @dataclass
 class FireHose:
-    """An engine that answers `endless` as fast as it is read, `drip` every 20 ms, both without end; others at once."""
+    """An engine that answers `endless` as fast as it is read, `drip` every 20 ms, without end; others at once."""
 
     url: str = ""
     open: int = 0
