@@ -8,6 +8,9 @@ import orjson
 from retrieval.types import NotFound, RetrievalError, StoreExpired, UnusableFile
 
 
+_MESSAGE_CHARS = 500
+
+
 class ErrorKind(Enum):
     """(HTTP status, OpenAI `type`)."""
 
@@ -73,7 +76,10 @@ class ApiError(Exception):
 def translate(error: RetrievalError) -> ApiError:
     """What a client sees of an error of retrieval."""
     if isinstance(error, NotFound):
-        return ApiError(ErrorKind.NOT_FOUND, str(error), code=f"{error.kind.replace(' ', '_')}_not_found")
+        # The name came from the client, at any length.
+        return ApiError(
+            ErrorKind.NOT_FOUND, str(error)[:_MESSAGE_CHARS], code=f"{error.kind.replace(' ', '_')}_not_found"
+        )
     if isinstance(error, UnusableFile):
         return ApiError(ErrorKind.INVALID, str(error), param="file", code=error.code)
     if isinstance(error, StoreExpired):

@@ -3,8 +3,9 @@
 import os
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -27,7 +28,7 @@ class Settings(BaseSettings):
     """Frozen. A variable wins over the file; the file over the default. docs/settings.md lists all."""
 
     model_config = SettingsConfigDict(
-        env_prefix="HEADSTART_", toml_file="headstart.toml", frozen=True, extra="forbid"
+        env_prefix="HEADSTART_", toml_file="headstart.toml", frozen=True, extra="forbid", hide_input_in_errors=True
     )
 
     # where the gateway listens
@@ -118,6 +119,17 @@ class Settings(BaseSettings):
     log_format: Literal["console", "json"] = Field("console", description="Form of the log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
     calls_kept: int = Field(1000, ge=1, description="Recent requests kept in memory for `headstart calls`.")
+
+    @field_validator("engine_url")
+    @classmethod
+    def engine_url_is_plain(cls, url: str) -> str:
+        """The message never repeats the value: it may hold a secret."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must begin with http:// or https:// and name a host")
+        if parts.username is not None or parts.query or parts.fragment:
+            raise ValueError("takes no user, query or fragment; give a key with engine_api_key")
+        return url
 
     @classmethod
     def settings_customise_sources(
