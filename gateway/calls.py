@@ -41,7 +41,7 @@ class Call:
 
 
 class Calls:
-    """Keeps the last `kept` calls of each tenant's view; the oldest leaves."""
+    """Keeps the last `kept` calls of all tenants together; the oldest leaves. A tenant sees its own alone."""
 
     def __init__(self, kept: int, metrics: Metrics) -> None:
         self._calls: deque[Call] = deque(maxlen=kept)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import orjson
@@ -156,25 +157,13 @@ class Pipeline:
                 )
             )
         retrieved = time.monotonic()
-        window = serving.facts.max_model_len
-        aside = conversation.extra_tokens(serving.tokenizer)
         limits = Limits(
-            window_tokens=None if window is None else window - aside,
+            window_tokens=serving.facts.max_model_len,
             max_tokens=request.answer_limit,
             min_answer_tokens=self._defaults.min_answer_tokens,
             top_k=top_k,
         )
-        try:
-            plan, prompt = await asyncio.to_thread(
-                _plan, serving, transcript, candidates, limits, conversation, context
-            )
-        except QuestionTooLong as error:
-            message = str(error)
-            if aside:
-                message += (
-                    f" ({aside} of {window} tokens are set aside for tools and messages that are not plain text.)"
-                )
-            raise ApiError(ErrorKind.INVALID, message, param="messages", code="context_length_exceeded") from None
+        plan, prompt = await asyncio.to_thread(_plan, serving, conversation, candidates, limits, context)
         planned = time.monotonic()
         return Turn(
             request=request,
@@ -252,14 +241,20 @@ class Pipeline:
 
 
 def _plan(
-    serving: Serving,
-    transcript: Transcript,
-    candidates: Candidates,
-    limits: Limits,
-    conversation: Conversation,
-    context: RequestContext,
+    serving: Serving, conversation: Conversation, candidates: Candidates, limits: Limits, context: RequestContext
 ) -> tuple[Plan, Prompt]:
-    plan = serving.planner.plan(transcript, rendered_by(serving.renderer, candidates), limits)
+    """Raises ApiError (400) for a question that the window cannot hold. Takes time with the length of the texts."""
+    window = limits.window_tokens
+    aside = 0 if window is None else conversation.extra_tokens(serving.tokenizer)
+    if window is not None:
+        limits = replace(limits, window_tokens=window - aside)
+    try:
+        plan = serving.planner.plan(conversation.transcript, rendered_by(serving.renderer, candidates), limits)
+    except QuestionTooLong as error:
+        message = str(error)
+        if aside:
+            message += f" ({aside} of {window} tokens are set aside for tools and messages that are not plain text.)"
+        raise ApiError(ErrorKind.INVALID, message, param="messages", code="context_length_exceeded") from None
     reason = conversation.inexact_reason
     if reason is None and serving.facts.token_ids_accepted is not True:
         reason = "the engine does not take token ids in chat requests"

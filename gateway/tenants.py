@@ -101,18 +101,20 @@ def _parse(entries: Iterable[tuple[str, str]]) -> dict[bytes, str]:
 
 
 def load_salt_secret(data_dir: Path, configured: str) -> bytes:
-    """The configured secret, or the one kept in the data folder, made on the first start."""
+    """The configured secret, or the one kept in the data folder, made on the first start. Raises OSError."""
     if configured:
         return configured.encode()
     path = data_dir / "salt-secret"
     data_dir.mkdir(parents=True, exist_ok=True)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return path.read_bytes()
-    with os.fdopen(descriptor, "wb") as file:
-        secret = secrets.token_hex(32).encode()
-        file.write(secret)
-        file.flush()
-        os.fsync(file.fileno())
+    if not path.exists():
+        # Whole or not at all: a crash must not leave a secret that is empty or cut.
+        partial = path.with_suffix(".partial")
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(secrets.token_hex(32).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    secret = path.read_bytes()
+    if not secret:
+        raise OSError(f"{path} is empty. Restore it, or delete it: the engine's prefix cache then starts anew.")
     return secret
