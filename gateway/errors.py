@@ -7,7 +7,6 @@ import orjson
 
 from retrieval.types import NotFound, RetrievalError, StoreExpired, UnusableFile
 
-
 _MESSAGE_CHARS = 500
 
 

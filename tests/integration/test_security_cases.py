@@ -387,11 +387,13 @@ async def test_h5_headers_travel_by_allowlist_both_ways(guarded: RunningGateway,
         "Expect": "",
     }
     for body in (question(), question(stream=True), question(headstart={"vector_store_ids": [safe]})):
-        async with guarded.session(KEY) as session:
-            async with session.post("/v1/chat/completions", json=body, headers=hostile) as response:
-                assert response.status == 200
-                got = {name.lower() for name in response.headers}
-                await response.read()
+        async with (
+            guarded.session(KEY) as session,
+            session.post("/v1/chat/completions", json=body, headers=hostile) as response,
+        ):
+            assert response.status == 200
+            got = {name.lower() for name in response.headers}
+            await response.read()
         sent = sim.generations[-1].headers
         assert {name.lower() for name in sent} <= {
             "host", "content-type", "content-length", "authorization", "accept-encoding", "accept",
