@@ -99,16 +99,6 @@ class Chunks:
         with self._connections.read() as connection:
             return _row_ids(connection, store_id, 0)
 
-    def iter_embeddings(self, store_id: str, after_row_id: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Row ids (int64 [n], ascending) and their embeddings (float32 [n, dimension])."""
-        with self._connections.read() as connection:
-            return _embeddings(connection, store_id, after_row_id)
-
-    def iter_texts(self, store_id: str, after_row_id: int = 0) -> Iterator[ChunkText]:
-        """Titles and texts by ascending row id, read as they are consumed."""
-        with self._connections.read() as connection:
-            yield from _texts(connection, store_id, after_row_id)
-
     def files(self, store_id: str) -> tuple[FileRows, ...]:
         """Each completed file with its attributes and live rows, for filters."""
         with self._connections.read() as connection:

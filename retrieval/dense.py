@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import faiss as _faiss
 import numpy as np
@@ -36,21 +36,6 @@ class Neighbours:
     scores: Vectors
 
 
-class VectorIndex(Protocol):
-    """Immutable set of vectors by row id; `changed` gives the next one. Blocking; usable from any thread."""
-
-    def __len__(self) -> int: ...
-
-    def search(self, vector: Vectors, k: int, allowed: Rows | None = None) -> Neighbours:
-        """At most `k` neighbours of `vector` (float32 [dimension]); `allowed` (ascending) limits the rows."""
-
-    def vectors_of(self, row_ids: Rows) -> tuple[NDArray[np.bool_], Vectors]:
-        """Which of these rows are held, and the vectors of all (zeros where not held)."""
-
-    def changed(self, row_ids: Rows, vectors: Vectors, removed: Rows) -> Self:
-        """Rows added (ascending, above all known ones; float32 [n, dimension]) and rows removed."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Part:
     """Vectors in row order. `index` is FAISS's, over positions, or None for plain numpy."""
@@ -64,6 +49,7 @@ class _Part:
 class _Partitioned(ABC):
     """A main part, a small part of newer rows that is searched exactly, and masks for deleted rows.
 
+    An immutable set of vectors by row id; `changed` gives the next one. Blocking; usable from any thread.
     FAISS indexes are not safe to read while they are written, so nothing here is ever written again: a change makes
     a new small part, and now and then a new main part, while searches go on in the old ones.
     """
@@ -138,6 +124,7 @@ class _Partitioned(ABC):
         return self._main.vectors.nbytes + self._newer.vectors.nbytes
 
     def search(self, vector: Vectors, k: int, allowed: Rows | None = None) -> Neighbours:
+        """At most `k` neighbours of `vector` (float32 [dimension]); `allowed` (ascending) limits the rows."""
         found = []
         for part, search in ((self._main, self._search_main), (self._newer, self._search_newer)):
             wanted: NDArray[np.bool_] | None = part.alive
@@ -156,6 +143,7 @@ class _Partitioned(ABC):
         return Neighbours(row_ids[order], scores[order])
 
     def vectors_of(self, row_ids: Rows) -> tuple[NDArray[np.bool_], Vectors]:
+        """Which of these rows are held, and the vectors of all (zeros where not held)."""
         held = np.zeros(len(row_ids), dtype=bool)
         vectors = np.zeros((len(row_ids), self._main.vectors.shape[1]), dtype=np.float32)
         for part in (self._main, self._newer):
@@ -168,6 +156,7 @@ class _Partitioned(ABC):
         return held, vectors
 
     def changed(self, row_ids: Rows, vectors: Vectors, removed: Rows) -> Self:
+        """Rows added (ascending, above all known ones; float32 [n, dimension]) and rows removed."""
         main = replace(self._main, alive=self._main.alive & ~np.isin(self._main.row_ids, removed))
         keep = self._newer.alive & ~np.isin(self._newer.row_ids, removed)
         newer_ids = np.concatenate((self._newer.row_ids[keep], row_ids))

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import importlib.util
 import os
-import sys
 import threading
 import unicodedata
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from retrieval.priority import lower_priority
 from retrieval.types import ByteCache, RetrievalError
 
 if TYPE_CHECKING:
@@ -65,7 +65,9 @@ class SentenceEmbedder:
         self._cache = cache
         self._cache_ttl_s = cache_ttl_s
         workers = document_threads or max(1, min(4, os.cpu_count() or 1))
-        self._documents = ThreadPoolExecutor(workers, "embed-documents", initializer=_lower_priority)
+        self._documents = ThreadPoolExecutor(
+            workers, "embed-documents", initializer=lower_priority, initargs=(_BACKGROUND_NICE,)
+        )
         self._queries = ThreadPoolExecutor(2, "embed-query")
         self._load_lock = threading.Lock()
         self._model: SentenceTransformer | None = None
@@ -194,9 +196,3 @@ def _open(make: Any, name: str, local: bool) -> "SentenceTransformer":
     except Exception as error:  # the library raises a different type for each thing that can be missing
         raise ModelUnavailable(f"The embedding model '{name}' cannot be loaded: {error}") from error
     return model
-
-
-def _lower_priority() -> None:
-    # On Linux a thread has a priority of its own; elsewhere this would slow the whole process.
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICE)

@@ -64,14 +64,6 @@ class Files:
             rows, more = select_page(connection, _SELECT, where, parameters, "f", "id", page or PageRequest(), "file")
         return Page(tuple(_file(row) for row in rows), more)
 
-    def find_by_content(self, tenant: str, sha256: str) -> StoredFile | None:
-        """The tenant's oldest file with this content (SHA-256 in hex), None if there is none."""
-        with self._connections.read() as connection:
-            row = connection.execute(
-                f"{_SELECT} WHERE f.tenant = ? AND f.sha256 = ? ORDER BY f.seq LIMIT 1", (tenant, sha256)
-            ).fetchone()
-        return None if row is None else _file(row)
-
     def open(self, tenant: str, file_id: str) -> BinaryIO:
         """The content, to be read in pieces; the caller closes it. Readable to its end even if deleted meanwhile."""
         self.get(tenant, file_id)

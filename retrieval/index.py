@@ -2,10 +2,7 @@
 
 import asyncio
 import logging
-import os
 import shutil
-import sys
-import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
@@ -16,6 +13,7 @@ from typing import Literal, Self, TypeVar
 
 from retrieval.database import Database
 from retrieval.dense import faiss
+from retrieval.priority import lower_priority
 from retrieval.snapshots import Snapshot, UnusableSnapshot, read_snapshot, write_snapshot
 from retrieval.store_view import StaleRows, StoreView
 from retrieval.types import NotFound
@@ -130,9 +128,13 @@ class Indexes:
 
     async def _keep(self) -> None:
         while True:
-            await self.sweep()
+            try:
+                await self.sweep()
+                await self.save()
+            except Exception as error:
+                # Housekeeping of derived files; names only, the message may hold a tenant's text.
+                log.error("indexes could not be swept or saved: %s", type(error).__name__)
             await asyncio.sleep(self._quiet_s)
-            await self.save()
 
     async def _refresh(self, store_id: str) -> None:
         before = self._views.get(store_id)
@@ -162,9 +164,12 @@ class Indexes:
 
     def _refreshed(self, store_id: str, task: "asyncio.Task[None]") -> None:
         self._refreshes.pop(store_id, None)
-        if not task.cancelled():
-            # Whoever waits has it raised; asked for here, so that it is not reported as lost where all gave up.
-            task.exception()
+        if task.cancelled():
+            return
+        # Whoever waits has it raised; told here too, because all may have given up waiting.
+        error = task.exception()
+        if error is not None and not isinstance(error, NotFound):
+            log.error("index not refreshed: %s", type(error).__name__, extra={"store_id": store_id})
 
     async def _save(self, store_id: str) -> None:
         async with self._saving:
@@ -247,6 +252,4 @@ class Indexes:
 
 def _become_background() -> None:
     faiss.omp_set_num_threads(1)
-    # On Linux a thread has a priority of its own; elsewhere this would slow the whole process.
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICE)
+    lower_priority(_BACKGROUND_NICE)

@@ -2,9 +2,6 @@
 
 import asyncio
 import logging
-import os
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -17,6 +14,7 @@ from retrieval.database import Database
 from retrieval.isolation import is_harmless, parse_isolated
 from retrieval.parsing import parse
 from retrieval.preparation import Prepared, PreparedChunk, prepare
+from retrieval.priority import lower_priority
 from retrieval.records import FileError, FileStatus, StoreFile
 from retrieval.sections import ParseLimits
 from retrieval.types import ChunkRenderer, NotFound, UnusableFile
@@ -58,7 +56,7 @@ class Ingestor:
         self._renderer = renderer
         self._on_change = on_change
         self._limits = limits or ParseLimits()
-        self._executor = ThreadPoolExecutor(1, "ingest", initializer=_lower_priority)
+        self._executor = ThreadPoolExecutor(1, "ingest", initializer=lower_priority, initargs=(_BACKGROUND_NICE,))
         # A dict as an ordered set: a file that is queued twice is worked on once.
         self._queue: dict[tuple[str, str, str], None] = {}
         self._wake = asyncio.Event()
@@ -208,9 +206,3 @@ class Ingestor:
 
     async def _in_background(self, function: Callable[[Unpack[A]], T], *args: *A) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
-
-
-def _lower_priority() -> None:
-    # On Linux a thread has a priority of its own; elsewhere this would slow the whole process.
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICE)

@@ -25,7 +25,6 @@ CREATE TABLE IF NOT EXISTS files (
     media_type TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS files_by_tenant ON files (tenant, seq);
-CREATE INDEX IF NOT EXISTS files_by_content ON files (tenant, sha256);
 
 CREATE TABLE IF NOT EXISTS vector_stores (
     seq                INTEGER PRIMARY KEY AUTOINCREMENT,

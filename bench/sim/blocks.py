@@ -49,11 +49,6 @@ class BlockPool:
         """Blocks held by running requests."""
         return len(self._references)
 
-    @property
-    def resident_blocks(self) -> int:
-        """Blocks that a later prompt could hit."""
-        return len(self._hash_of)
-
     def start(self, prompt: Sequence[int], salt: str = "") -> Allocation | None:
         """Blocks for a prompt; None when too few are free. They can be hit as `extend` says they are computed."""
         allocation = Allocation(array("q", prompt), hash(("root", salt)))

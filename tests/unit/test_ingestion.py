@@ -72,7 +72,8 @@ def attach(database: Database, ingestor: Ingestor, store_id: str, content: str |
 
 
 def texts(database: Database, store_id: str) -> list[str]:
-    return [chunk.text for chunk in database.chunks.iter_texts(store_id)]
+    row_ids = database.chunks.live_row_ids(store_id).tolist()
+    return [chunk.text for chunk in database.chunks.by_row_ids(store_id, row_ids)]
 
 
 def record(database: Database, store_id: str, file_id: str) -> StoreFile:
@@ -90,7 +91,8 @@ async def test_a_file_is_completed_with_its_chunks_and_the_change_is_told(
     assert record(database, store.id, file_id).status is FileStatus.COMPLETED
     assert embedder.embedded == ["Leave\nThirty days.", "Pay\nMonthly."]
     assert changed == [store.id]
-    row_ids, embeddings = database.chunks.iter_embeddings(store.id)
+    changes = database.chunks.changes(store.id)
+    row_ids, embeddings = changes.row_ids, changes.embeddings
     assert embeddings[0].tolist()[0] == len("Leave\nThirty days.")
     (leave, _) = database.chunks.by_row_ids(store.id, row_ids.tolist())
     assert leave.rendered == WordRenderer().render("Leave", "Thirty days.")

@@ -57,8 +57,6 @@ def test_a_file_keeps_its_bytes_and_what_is_known_of_it(database: Database) -> N
     assert (file.size_bytes, file.media_type) == (3_000_000, "application/pdf")
     assert database.files.get("t", file.id) == file
     assert database.files.read("t", file.id) == b"x" * 3_000_000
-    assert database.files.find_by_content("t", file.sha256) == file
-    assert database.files.find_by_content("other", file.sha256) is None
 
 
 def test_lists_page_forwards_and_backwards_without_gaps(database: Database) -> None:
@@ -147,7 +145,8 @@ def test_chunks_come_back_as_stored_in_the_order_asked_for(database: Database) -
     store = database.stores.create("t", "s")
     file = ingested(database, "t", store.id, "a.txt", "zero", "one", "two")
     database.store_files.update_attributes("t", store.id, file.file_id, {"year": 2026, "draft": False})
-    row_ids, embeddings = database.chunks.iter_embeddings(store.id)
+    changes = database.chunks.changes(store.id)
+    row_ids, embeddings = changes.row_ids, changes.embeddings
     assert embeddings.dtype == np.float32
     assert embeddings.tolist() == [[0.0] * 4, [1.0] * 4, [2.0] * 4]
     wanted = [int(row_ids[2]), 10_000, int(row_ids[0])]
@@ -186,7 +185,7 @@ def test_e6_a_deleted_file_leaves_every_store_at_once_and_stays_gone_after_a_res
     again = Database(tmp_path)
     for store in stores:
         assert again.chunks.by_row_ids(store.id, rows[store.id]) == []
-        assert list(again.chunks.iter_texts(store.id)) == []
+        assert again.chunks.changes(store.id).texts == ()
     assert again.chunks.embeddings_for("t", [text_sha256("T", "secret")]) == {}
     assert not list((tmp_path / "files").iterdir())
     fresh = again.files.create("t", "b.txt", b"new")
@@ -202,7 +201,7 @@ def test_e7_a_crash_before_the_commit_shows_no_half_of_a_file(database: Database
     wrong = replace(chunk(1, "b"), embedding=np.zeros(DIMENSION + 1, np.float32))
     with pytest.raises(ValueError, match="dimension"):
         database.chunks.replace(claimed, [chunk(0, "a"), wrong])
-    assert list(database.chunks.iter_texts(store.id)) == []
+    assert database.chunks.changes(store.id).texts == ()
     assert database.recover() == (claimed,)
 
 
@@ -229,7 +228,7 @@ def test_e3_attaching_again_updates_metadata_and_keeps_the_chunks(database: Data
     assert database.chunks.live_row_ids(store.id).tolist() == rows
     anew = database.store_files.attach("t", store.id, file.file_id, strategy=ChunkingStrategy(64, 0))
     assert (anew.status, anew.attributes) == (FileStatus.IN_PROGRESS, {"year": 2027})
-    assert list(database.chunks.iter_texts(store.id)) == []
+    assert database.chunks.changes(store.id).texts == ()
 
 
 def test_filters_see_each_file_with_its_rows(database: Database) -> None:
