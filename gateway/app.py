@@ -117,11 +117,16 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
     app.include_router(operations_router(replica, metrics, calls, store.health, indexes.counters))
     app.include_router(console_router())
 
+    transcripts = Transcripts(store, settings.transcript_ttl_s)
+    turns = transcripts.counts
+    metrics.gauge("headstart_turns_looked_up", "Past turns that clients resent", lambda: turns.looked_up)
+    metrics.gauge("headstart_turns_recognised", "Of these, turns that were found again", lambda: turns.recognised)
+    metrics.gauge("headstart_transcripts_corrupt", "Stored values that could not be read", lambda: turns.corrupt)
     pipeline = Pipeline(
         replica=replica,
         models=Models(replica, database.stores),
         retriever=retriever,
-        transcripts=Transcripts(store, settings.transcript_ttl_s),
+        transcripts=transcripts,
         files=database.files,
         metrics=metrics,
         defaults=ChatDefaults(settings.top_k, settings.min_answer_tokens),

@@ -33,7 +33,6 @@ class Store:
 
     id: str
     name: str
-    created_s: int
     files: Mapping[str, int]
     usage_bytes: int
 
@@ -95,13 +94,13 @@ class GatewayClient:
         return list(body) if isinstance(body, list) else list(_object(body).get("data", []))
 
     async def stores(self) -> list[Store]:
+        """All stores, newest first."""
         return [_store(entry) async for entry in self._pages("/v1/vector_stores")]
 
     async def find_store(self, name: str) -> Store | None:
-        """The store of this name or id; the newest where several share a name."""
-        stores = await self.stores()
-        by_age = sorted(stores, key=lambda store: -store.created_s)
-        return next((store for store in by_age if name in (store.id, store.name)), None)
+        """The store of this name or id; the oldest where several share a name, as in the model name MODEL@STORE."""
+        found = [store for store in await self.stores() if name in (store.id, store.name)]
+        return found[-1] if found else None
 
     async def require_store(self, name: str) -> Store:
         store = await self.find_store(name)
@@ -259,7 +258,6 @@ def _store(entry: Any) -> Store:
     return Store(
         id=str(fields.get("id", "")),
         name=str(fields.get("name") or ""),
-        created_s=int(fields.get("created_at") or 0),
         files=counts,
         usage_bytes=int(fields.get("usage_bytes") or 0),
     )

@@ -81,7 +81,7 @@ def compare_embeddings(stored: StoredData, model: str, dimension: int) -> Findin
         "fail",
         f"{model} with {dimension} dimensions; the stored chunks are of {stored.model} with {stored.dimension}",
         "the two cannot be compared: the gateway does not start on this data",
-        f"set HEADSTART_EMBEDDING_MODEL back to {stored.model}, or ingest again into another HEADSTART_DATA_DIR",
+        f"set HEADSTART_EMBEDDING_MODEL back to {stored.model}, or embed every file anew with 'headstart reindex'",
     )
 
 
