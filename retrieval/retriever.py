@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +30,8 @@ Rows = NDArray[np.int64]
 POOL_ROWS = 60
 # Chunks read beyond those asked for: some repeat others, some were deleted a moment ago.
 SPARE_CHUNKS = 8
+# The embedding model reads a few hundred tokens; a pasted book would only keep the threads of all queries busy.
+QUERY_CHARACTERS = 32_768
 
 
 class QueryEmbedder(Protocol):
@@ -64,7 +66,11 @@ class Retriever:
         self._pool = ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 1)), "search", initializer=_one_core)
 
     async def search(self, query: Query) -> Candidates:
-        """At most `query.top_k` candidates, most relevant first. Raises NotFound for a store of another tenant."""
+        """At most `query.top_k` candidates, most relevant first. Raises NotFound for a store of another tenant.
+
+        Of texts over QUERY_CHARACTERS the beginning and the end are searched for.
+        """
+        query = _bounded(query)
         store_ids = tuple(dict.fromkeys(query.store_ids))
         loop = asyncio.get_running_loop()
         # Ownership first: nothing of the question is computed or cached for a store that is not the tenant's.
@@ -169,6 +175,17 @@ class Retriever:
             for entry, relevance in zip(kept[:top_k], relevances, strict=False)
         )
         return items, tuple(found[index].chunk.label for index in sorted(repeats))
+
+
+def _bounded(query: Query) -> Query:
+    previous = query.previous_text
+    return replace(query, text=_ends(query.text), previous_text=None if previous is None else _ends(previous))
+
+
+def _ends(text: str) -> str:
+    """A question in a long text stands before or behind what was pasted."""
+    half = QUERY_CHARACTERS // 2
+    return text if len(text) <= QUERY_CHARACTERS else f"{text[:half]}\n{text[-half:]}"
 
 
 def blend(current: Vector, previous: Vector, weight: float) -> Vector:

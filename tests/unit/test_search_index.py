@@ -14,7 +14,7 @@ from retrieval.database import Database
 from retrieval.embedding import QueryEmbedding
 from retrieval.index import Indexes
 from retrieval.records import NewChunk
-from retrieval.retriever import Retriever, blend
+from retrieval.retriever import QUERY_CHARACTERS, Retriever, blend
 from retrieval.snapshots import read_snapshot, write_snapshot
 from retrieval.types import Candidates, Filter, NotFound, Query
 
@@ -26,6 +26,17 @@ class WordEmbedder:
 
     async def embed_query(self, text: str, tenant: str) -> QueryEmbedding:
         return QueryEmbedding(vector_of(text), cached=False)
+
+
+class MeasuringEmbedder(WordEmbedder):
+    """Notes how long the texts are that it is given."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    async def embed_query(self, text: str, tenant: str) -> QueryEmbedding:
+        self.lengths.append(len(text))
+        return await super().embed_query(text, tenant)
 
 
 def vector_of(text: str) -> np.ndarray:
@@ -329,6 +340,23 @@ async def test_the_previous_turn_is_blended_in(database: Database, retriever: Re
     for animal in ("dogs", "bicycles"):
         found = await search(retriever, store, "and they pay", previous_text=f"can I take {animal}")
         assert found[0].startswith(animal)
+
+
+async def test_a_question_behind_a_pasted_book_is_found_and_the_book_is_not_read_whole(
+    database: Database, indexes: Indexes
+) -> None:
+    store = database.stores.create("t", "s")
+    ingest(database, store.id, "a.txt", "parental leave lasts sixteen weeks", "the ferry sails at noon")
+    embedder = MeasuringEmbedder()
+    retriever = Retriever(database, embedder, indexes)
+    try:
+        book = "lorem ipsum dolor " * 100_000
+        found = await retriever.search(Query("t", (store.id,), f"{book} how many weeks of parental leave", book))
+    finally:
+        await retriever.aclose()
+    ranks = {item.chunk.text: item.lexical_rank for item in found.items}
+    assert ranks["parental leave lasts sixteen weeks"] == 1
+    assert max(embedder.lengths) <= QUERY_CHARACTERS + 1
 
 
 def test_a_blend_has_length_one_and_opposites_leave_the_current_turn() -> None:
