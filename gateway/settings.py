@@ -99,8 +99,8 @@ class Settings(BaseSettings):
 
     # prompts
     instructions: str = Field(
-        "Answer the question from the passages below it is asked with. Name the label of each passage that you use "
-        "in square brackets. If the passages do not hold the answer, say so.",
+        "Use the passages to answer the question. Answer with the words of the passages, in full sentences, and name "
+        "the label of each passage that you use in square brackets. If the passages do not hold the answer, say so.",
         description="The gateway's part of the system message of retrieval requests.",
     )
     rendering: Literal["kept", "stripped"] = Field(
@@ -110,7 +110,7 @@ class Settings(BaseSettings):
     chunk_order: Literal["relevance_last", "relevance_first", "label"] = Field(
         "relevance_last", description="Order of the chunks in the prompt."
     )
-    evidence_lines: int = Field(2, ge=0, le=10, description="Sentences quoted before the question; 0 turns them off.")
+    evidence_lines: int = Field(1, ge=0, le=10, description="Sentences quoted before the question; 0 turns them off.")
     min_answer_tokens: int = Field(
         256, ge=1, description="Room kept for the answer when `max_tokens` is not given, in tokens."
     )

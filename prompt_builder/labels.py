@@ -7,11 +7,11 @@ from hashlib import sha256
 from prompt_builder.types import Tokenizer
 from retrieval.types import RenderedChunk
 
-LAYOUT_VERSION = "1"
+LAYOUT_VERSION = "2"
 LABEL_PATTERN = r"k[0-9][0-9a-hjkmnp-tv-z]{3}"
 QUESTION_MARK = "Question:"
 REFERENCES_MARK = "Passages above that matter here:"
-EVIDENCE_MARK = "Sentences nearest to the question:"
+EVIDENCE_MARK = "Sentences that may answer the question:"
 
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 _BRACKETED = re.compile(

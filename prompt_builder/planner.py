@@ -55,7 +55,7 @@ class Planner:
         *,
         rendering: Rendering = "stripped",
         chunk_order: ChunkOrder = "relevance_last",
-        evidence_lines: int = 2,
+        evidence_lines: int = 1,
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
