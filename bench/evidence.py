@@ -18,8 +18,8 @@ import numpy as np
 
 from bench.answer import Answer, share_found
 from bench.datasets import Question, xquad
-from bench.real_engine import RealEngine, add_engine_option, real_engine
-from bench.report import Options, Report, parse_options
+from bench.real_engine import RealEngine, bench_main, real_engine
+from bench.report import Options, Report
 from bench.retrieved import Asked, retrieve
 from gateway.serving import Serving
 from gateway.turns import rendered_by
@@ -156,10 +156,9 @@ def paired(scores: Sequence[float], others: Sequence[float]) -> tuple[float, flo
 
 
 def _extend(parser: argparse.ArgumentParser) -> None:
-    add_engine_option(parser)
     parser.add_argument("--questions", type=int, default=0, metavar="N", help=f"ask N (default {QUESTIONS})")
     parser.add_argument("--concurrency", type=int, default=8, metavar="N", help="answers at once (default 8)")
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(run(parse_options(__doc__, extend=_extend))))
+    sys.exit(bench_main("evidence", __doc__, run, _extend))

@@ -5,7 +5,6 @@ nothing of it. Asked again, all whole blocks of the prompt are in the engine's p
 """
 
 import argparse
-import asyncio
 import json
 import random
 import sys
@@ -21,8 +20,8 @@ from rich.console import Console
 
 from bench.answer import share_found
 from bench.processes import headstart_server
-from bench.real_engine import EngineUnusable, add_engine_option, real_engine
-from bench.report import Options, Report, parse_options
+from bench.real_engine import EngineUnusable, bench_main, real_engine
+from bench.report import Options, Report
 from gateway.cli.client import GatewayClient
 from gateway.cli.files import find_documents
 from gateway.cli.ingest import ingest_documents
@@ -212,9 +211,8 @@ def _print_answers(report: Report, questions: Sequence[HandbookQuestion], outcom
 
 
 def _extend(parser: argparse.ArgumentParser) -> None:
-    add_engine_option(parser)
     parser.add_argument("--questions", type=int, default=0, metavar="N", help=f"ask N (default {QUESTIONS})")
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(run(parse_options(__doc__, extend=_extend))))
+    sys.exit(bench_main("prefix_smoke", __doc__, run, _extend))

@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,9 +13,12 @@ import orjson
 from rich.console import Console
 
 from bench.answer import Answer, AnswerReader
+from bench.datasets import DataMissing
+from bench.report import Options, Report, parse_options
 from gateway.backends.facts import EngineFacts, probe_engine
 from gateway.backends.vllm import EngineLimits, EngineSession, VllmBackend
 from gateway.engine.command import EngineOptions
+from gateway.engine.errors import EngineError
 from gateway.engine.progress import Steps
 from gateway.engine.run import EmbeddedEngine
 from gateway.serving import Serving, make_serving
@@ -32,13 +35,31 @@ class EngineUnusable(Exception):
     """The engine lacks what the bench measures; the message says what."""
 
 
-def add_engine_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--engine-url",
-        default="",
-        metavar="URL",
-        help="a running engine, without /v1 (default: HEADSTART_ENGINE_URL, else the embedded engine is started)",
-    )
+def bench_main(
+    name: str,
+    description: str | None,
+    run: Callable[[Options], Coroutine[Any, Any, int]],
+    extend: Callable[[argparse.ArgumentParser], None],
+) -> int:
+    """A bench as a command: its exit status; a bench that cannot run says why on the line of its verdict."""
+
+    def extended(parser: argparse.ArgumentParser) -> None:
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        parser.add_argument(
+            "--engine-url",
+            default="",
+            metavar="URL",
+            help="a running engine, without /v1 (default: HEADSTART_ENGINE_URL, else the embedded engine is started)",
+        )
+        extend(parser)
+
+    options = parse_options(description or name, extend=extended)
+    try:
+        return asyncio.run(run(options))
+    except (DataMissing, EngineUnusable, EngineError) as reason:
+        report = Report(name)
+        report.note(f"skipped: {reason}")
+        return report.finish(options)
 
 
 class RealEngine:

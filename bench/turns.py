@@ -8,7 +8,6 @@ follow the data's reference answer, which no engine gives. The time to plan and 
 """
 
 import argparse
-import asyncio
 import random
 import sys
 import time
@@ -20,8 +19,8 @@ import numpy as np
 
 from bench.answer import Answer
 from bench.datasets import ConversationTurn, mtrag, mtrag_conversations
-from bench.real_engine import RealEngine, add_engine_option, real_engine
-from bench.report import Options, Report, parse_options
+from bench.real_engine import RealEngine, bench_main, real_engine
+from bench.report import Options, Report
 from bench.retrieved import Asked, as_stored, retrieve
 from cache.memory import MemoryStore
 from gateway.serving import Serving
@@ -250,9 +249,8 @@ def _print(report: Report, arms: Sequence[Arm], sent: Sequence[Sequence[Sent]], 
 
 
 def _extend(parser: argparse.ArgumentParser) -> None:
-    add_engine_option(parser)
     parser.add_argument("--conversations", type=int, default=0, metavar="N", help="the first N of 20")
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(run(parse_options(__doc__, extend=_extend))))
+    sys.exit(bench_main("turns", __doc__, run, _extend))
