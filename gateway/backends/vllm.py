@@ -48,7 +48,7 @@ class EngineSession:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=None, connect=self._limits.connect_s),
-            read_bufsize=2**18,
+            read_bufsize=2**16,
             skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept"),
         )
         return self._session

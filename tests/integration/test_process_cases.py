@@ -20,6 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MODEL = "fire-hose"
 EVENT_BYTES = 10_000
+SLOW_CLIENTS = 16
 IN_FLIGHT = "headstart_chat_in_flight"
 
 
@@ -143,27 +144,37 @@ async def test_d8_clients_that_read_one_byte_a_second_hold_nobody_back_and_bound
 
         await timed(short, 50)
         alone = statistics.median(await timed(short, 100))
-        rss_mib, sent_bytes = process.rss_mib(), engine.sent_bytes
-        clients = [await open_stream(gateway, "endless", receive_buffer=4096) for _ in range(8)]
-        readers = [asyncio.create_task(one_byte_a_second(client)) for client in clients]
-        # Buffers on the way fill; then the engine must be held back, for ever.
-        await asyncio.sleep(2.0)
-        full_bytes = engine.sent_bytes
-        beside = statistics.median(await timed(short, 100))
+        clients = [await open_stream(gateway, "endless", receive_buffer=4096) for _ in range(2)]
         await asyncio.sleep(1.0)
-        still_bytes = engine.sent_bytes
+        rss_mib, sent_bytes = process.rss_mib(), engine.sent_bytes
+        clients += [await open_stream(gateway, "endless", receive_buffer=4096) for _ in range(SLOW_CLIENTS)]
+        readers = [asyncio.create_task(one_byte_a_second(client)) for client in clients]
+        await until_still(engine)
+        beside = statistics.median(await timed(short, 100))
+        full_bytes = engine.sent_bytes
+        await asyncio.sleep(1.0)
+        assert engine.sent_bytes == full_bytes, "the engine streams on into somebody's memory"
         grown_mib = process.rss_mib() - rss_mib
         assert await gateway.metric(IN_FLIGHT) == len(clients)
         for reader in readers:
             reader.cancel()
         for client in clients:
             client.close()
-    assert still_bytes == full_bytes, "the engine streams on into somebody's memory"
-    assert (full_bytes - sent_bytes) / len(clients) < 16 * 2**20
-    assert grown_mib < len(clients) * 2
+    # Most of what is on the way lies in the kernel's socket buffers.
+    assert (full_bytes - sent_bytes) / SLOW_CLIENTS < 16 * 2**20
+    assert grown_mib < SLOW_CLIENTS * 2
     assert beside < alone * 2 + 0.005
     await gateway.until_metric(IN_FLIGHT, 0)
-    await until("the engine is left alone", lambda: engine.open <= 8, 2.0)
+    await until("the engine is left alone", lambda: engine.open <= 4, 5.0)
+
+
+async def until_still(engine: FireHose) -> None:
+    """Buffers on the way fill; then the engine must be held back, for good."""
+    async with asyncio.timeout(20):
+        seen = -1
+        while engine.sent_bytes != seen:
+            seen = engine.sent_bytes
+            await asyncio.sleep(0.5)
 
 
 async def one_byte_a_second(connection: socket.socket) -> None:
@@ -191,7 +202,7 @@ async def test_d9_500_abandoned_streams_leave_no_connection_no_slot_and_no_memor
     baseline = 0
     await until("the pool's idle connections are closed", lambda: engine.open <= 1, 10.0)
     baseline = engine.open
-    for _ in range(2):
+    for _ in range(3):
         await abandon(50)
         await calm()
     rss_mib = process.rss_mib()
@@ -200,7 +211,8 @@ async def test_d9_500_abandoned_streams_leave_no_connection_no_slot_and_no_memor
     await calm()
     sent_bytes = engine.sent_bytes
     grown_mib = process.rss_mib() - rss_mib
-    assert grown_mib < 24, f"500 abandoned streams left {grown_mib:.0f} MiB behind"
+    # A stream's buffers hold some 0.2 MiB: 500 that stay would be 100.
+    assert grown_mib < 40, f"500 abandoned streams left {grown_mib:.0f} MiB behind"
     await asyncio.sleep(0.3)
     assert engine.sent_bytes == sent_bytes
 
