@@ -150,6 +150,7 @@ def annotations_wire(named: Iterable[NamedLabel], chunks: Iterable[PromptChunk])
 
 
 def plan_wire(plan: Plan, prompt: Prompt) -> dict[str, Any]:
+    """Tokens by segment are null where no tokenizer is known; `prompt_tokens` is then an estimate."""
     tokens: dict[str, int] = {}
     chunk_tokens: dict[str, int] = {}
     for segment in prompt.segments:
@@ -157,9 +158,9 @@ def plan_wire(plan: Plan, prompt: Prompt) -> dict[str, Any]:
         if segment.kind == "chunk" and segment.label is not None:
             chunk_tokens[segment.label] = len(segment.token_ids)
     return {
-        "chunks": [{"label": chunk.label, "tokens": chunk_tokens.get(chunk.label)} for chunk in plan.chunks],
+        "chunks": [{"label": chunk.label, "tokens": chunk_tokens.get(chunk.label) or None} for chunk in plan.chunks],
         "references": [chunk.label for chunk in plan.references],
-        "tokens": tokens,
+        "tokens": tokens if any(tokens.values()) else None,
         "prompt_tokens": prompt.tokens,
         "max_tokens": plan.max_tokens,
         "rendering": plan.rendering,

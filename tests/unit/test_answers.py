@@ -14,7 +14,7 @@ from gateway.answers import (
 )
 from gateway.errors import ApiError
 from prompt_builder.citations import named_labels
-from prompt_builder.types import Dropped, Plan, Prompt, PromptChunk, Segment
+from prompt_builder.types import Dropped, Message, Plan, Prompt, PromptChunk, Segment
 from retrieval.types import RenderedChunk
 
 CHUNK = PromptChunk("k7f2a", "file-1", "ferry.md", "Ferry", 0.987654, "At seven.", RenderedChunk("k7f2a", "x", (1,)))
@@ -124,3 +124,14 @@ def test_d6_an_answer_that_is_no_json_object_is_the_engines_fault(raw: bytes) ->
     with pytest.raises(ApiError) as caught:
         whole_answer(raw)
     assert (caught.value.http_status, caught.value.code) == (502, "engine_failed")
+
+
+def test_tokens_of_segments_are_null_where_no_tokenizer_is_known() -> None:
+    rendered = RenderedChunk("k7f2a", "[k7f2a] A\nbody\n\n", ())
+    chunk = PromptChunk("k7f2a", "file-1", "a.md", "A", 0.9, "body", rendered)
+    plan = Plan("", (), "stripped", (chunk,), (), "", "", "why?", None, ())
+    segments = (Segment("chunk", chunk.rendered.text, (), "k7f2a"), Segment("question", "why?", ()))
+    wire = plan_wire(plan, Prompt(segments, (Message("user", "why?"),), None, 40, (), "no tokenizer"))
+    assert wire["tokens"] is None
+    assert wire["chunks"] == [{"label": "k7f2a", "tokens": None}]
+    assert wire["prompt_tokens"] == 40
