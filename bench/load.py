@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -93,10 +93,3 @@ async def run_streams(server: Server, bodies: Iterator[bytes], count: int, concu
 
 def percentile_ms(values_s: list[float], share: float) -> float:
     return float(np.percentile(np.array(values_s) * 1000, share * 100))
-
-
-async def rate_per_s(run: Callable[[], Awaitable[list[StreamTimes]]]) -> float:
-    """Streams per second of one run."""
-    began = time.perf_counter()
-    done = await run()
-    return len(done) / (time.perf_counter() - began)
