@@ -1,11 +1,13 @@
 """`POST /v1/chat/completions` as a raw ASGI endpoint: wire in, wire out, no logic."""
 
+import asyncio
 import contextlib
 import logging
 
 from gateway.admission import Admission
 from gateway.answers import Timings, server_timing
 from gateway.backends.sse import DONE
+from gateway.backends.watchdog import Watchdog
 from gateway.calls import Call, Calls, now
 from gateway.context import RequestContext
 from gateway.errors import ApiError, ErrorKind, translate
@@ -25,16 +27,28 @@ _EVENT_STREAM: Headers = [
 
 
 class ChatEndpoint:
-    """Bypasses the framework's response classes: they cost a task group per stream."""
+    """Bypasses the framework's response classes: they cost a task group per stream.
+
+    A client that takes nothing of its answer for `client_timeout_s` seconds counts as gone: it would hold its slot
+    and the engine's request for as long as it likes.
+    """
 
     def __init__(
-        self, pipeline: Pipeline, admission: Admission, calls: Calls, *, max_body_bytes: int, body_timeout_s: float
+        self,
+        pipeline: Pipeline,
+        admission: Admission,
+        calls: Calls,
+        *,
+        max_body_bytes: int,
+        body_timeout_s: float,
+        client_timeout_s: float = 60.0,
     ) -> None:
         self._pipeline = pipeline
         self._admission = admission
         self._calls = calls
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
+        self._client_timeout_s = client_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
         """Raises ApiError only before the response has begun; the caller turns it into a response."""
@@ -78,15 +92,25 @@ class ChatEndpoint:
         if not isinstance(answer, StreamedAnswer):
             outcome.timings = answer.timings
             headers = [identity, (b"server-timing", timing_header(answer.timings))]
-            await send_bytes(send, 200, answer.body, headers, b"application/json")
+            try:
+                async with asyncio.timeout(self._client_timeout_s):
+                    await send_bytes(send, 200, answer.body, headers, b"application/json")
+            except TimeoutError:
+                raise ClientGone from None
             return
         try:
             headers = [*_EVENT_STREAM, identity, (b"server-timing", answer.server_timing)]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             outcome.started = True
-            async with contextlib.aclosing(answer.events) as events:
-                async for data in events:
-                    await send({"type": "http.response.body", "body": data, "more_body": not data.endswith(DONE)})
+            with Watchdog(self._client_timeout_s) as watchdog:
+                async with contextlib.aclosing(answer.events) as events:
+                    async for data in events:
+                        message = {"type": "http.response.body", "body": data, "more_body": not data.endswith(DONE)}
+                        try:
+                            with watchdog:
+                                await send(message)
+                        except TimeoutError:
+                            raise ClientGone from None
         finally:
             outcome.timings = answer.timings
             answer.close()
