@@ -188,7 +188,9 @@ async def test_a4_a_chunk_has_the_same_bytes_in_every_prompt_and_place(
     for question in QUESTIONS:
         answer = await ask(rendered, shelf, [user(question)], headstart={"vector_store_ids": [shelf], "top_k": 5})
         content = sim.generations[-1].body["messages"][-1]["content"]
-        blocks = re.split(r"(?=^\[k[0-9a-z]{4}\])", content.split("Sentences that may answer")[0], flags=re.MULTILINE)[1:]
+        blocks = re.split(
+            r"(?=^\[k[0-9a-z]{4}\])", content.split("Sentences that may answer")[0], flags=re.MULTILINE
+        )[1:]
         assert len(blocks) == 5
         labels = [chunk["label"] for chunk in answer["headstart"]["plan"]["chunks"]]
         for place, (label, block) in enumerate(zip(labels, blocks, strict=True)):
