@@ -146,6 +146,12 @@ def _missing(facts: EngineFacts, tokenizer: Tokenizer, template: ChatTemplate | 
         )
     elif template is None:
         yield Missing("chat template", "prompts go as text", "put chat_template.jinja beside tokenizer.json")
+    elif template.holds_clock:
+        yield Missing(
+            "date in the chat template",
+            "the model is told one fixed date, because a new one each day would end every cached prefix",
+            "say the date in a message where the model needs it",
+        )
     if facts.token_ids_accepted is False:
         yield Missing(
             "token ids in chat", "prompts go as text and the engine tokenizes them", "use vLLM 0.32 or newer"
