@@ -53,7 +53,8 @@ def test_a_chat_template_that_writes_the_date_is_said(tmp_path: Path, model_dir:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((model_dir / name).read_bytes())
     (tmp_path / "chat_template.jinja").write_text(
-        "{{ strftime_now('%d %b %Y') }}{% for message in messages %}{{ message['role'] + message['content'] }}{% endfor %}"
+        "{{ strftime_now('%d %b %Y') }}"
+        "{% for message in messages %}{{ message['role'] + message['content'] }}{% endfor %}"
     )
     serving = make_serving(settings(tmp_path, str(tmp_path)), FACTS)
     assert [missing.feature for missing in serving.missing] == ["date in the chat template"]
