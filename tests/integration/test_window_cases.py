@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from bench.engine_sim import EngineSim, SimConfig
 from bench.gateway_thread import RunningGateway, run_gateway, settings_for
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TOPICS = (
     "ferry",
@@ -214,6 +217,13 @@ async def test_b3_a_question_that_cannot_fit_alone_is_refused_with_the_numbers(
         assert len(sim.generations) == before
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_gateway(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
+    folder = tmp_path_factory.mktemp("gateway")
+    async with gateway_before(engine(model_dir, max_model_len=65_536), folder) as (gateway, _):
+        yield gateway
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -224,28 +234,22 @@ async def test_b3_a_question_that_cannot_fit_alone_is_refused_with_the_numbers(
         ("ko", "여객선은아침일곱시에북쪽부두에서출발하여저녁에돌아옵니다"),
         ("vi", "phàrờibếnlúcbảygiờsángvàtrởvềvàobuổichiều"),
     ],
+    ids=["zh", "th", "hi", "ja", "ko", "vi"],
 )
 async def test_b5_a_text_without_spaces_becomes_chunks_under_the_limit(
-    shared_gateway: tuple[RunningGateway, EngineSim], name: str, text: str
+    shared_gateway: RunningGateway, name: str, text: str
 ) -> None:
-    gateway, _ = shared_gateway
     long = (text * (10_500 // len(text) + 1))[:10_500]
     # Repeats of one sentence would be near-duplicates of each other; a number now and then keeps chunks apart.
     varied = "".join(f"{long[start : start + 97]}{start}" for start in range(0, 10_500, 97))
-    store = await gateway.make_store(name, {f"{name}.txt": varied})
+    store = await shared_gateway.make_store(name, {f"{name}.txt": varied})
     extension = {"vector_store_ids": [store], "top_k": 50}
-    answer = await answered(gateway, {"messages": [user(text)], "max_tokens": 8, "headstart": extension})
+    answer = await answered(shared_gateway, {"messages": [user(text)], "max_tokens": 8, "headstart": extension})
     chunks = answer["headstart"]["plan"]["chunks"]
     assert len(chunks) > 1
     assert all(chunk["tokens"] <= 256 + 24 for chunk in chunks), chunks
     for citation in answer["headstart"]["citations"]:
         assert citation["text"] in varied
-
-
-@pytest.fixture
-async def shared_gateway(model_dir: Path, tmp_path: Path) -> AsyncIterator[tuple[RunningGateway, EngineSim]]:
-    async with gateway_before(engine(model_dir, max_model_len=65_536), tmp_path) as pair:
-        yield pair
 
 
 @pytest.mark.parametrize("rendering", ["kept", "stripped"])
