@@ -70,7 +70,7 @@ def create_app(settings: Settings) -> AsgiApp:
     # A redirect would send the client where its own Host header says.
     app.router.redirect_slashes = False
     _translate_errors(app)
-    return Door(app, chat, tenants)
+    return Door(app, chat, tenants, open_door=settings.no_auth)
 
 
 async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> ChatEndpoint:
@@ -127,7 +127,7 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
         models=Models(replica, database.stores),
         retriever=retriever,
         transcripts=transcripts,
-        files=database.files,
+        files=database.store_files,
         metrics=metrics,
         defaults=ChatDefaults(settings.top_k, settings.min_answer_tokens),
     )

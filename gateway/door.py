@@ -8,6 +8,7 @@ from gateway.context import RequestContext, request_id_from
 from gateway.errors import ApiError, ErrorKind, translate
 from gateway.http import AsgiApp, AsgiMessage, ClientGone, Receive, Scope, Send, header, send_error
 from gateway.logs import REQUEST_ID
+from gateway.pages import refuse_foreign_pages
 from gateway.tenants import SINGLE_TENANT, Tenants
 from retrieval.types import RetrievalError
 
@@ -21,12 +22,16 @@ ChatApp = Callable[[Scope, Receive, Send, RequestContext], Awaitable[None]]
 
 
 class Door:
-    """`app` answers everything but chat, which goes to `chat` directly."""
+    """`app` answers everything but chat, which goes to `chat` directly.
 
-    def __init__(self, app: AsgiApp, chat: ChatApp, tenants: Tenants) -> None:
+    `open_door` says that the operator wants callers from anywhere although there are no keys.
+    """
+
+    def __init__(self, app: AsgiApp, chat: ChatApp, tenants: Tenants, *, open_door: bool = False) -> None:
         self._app = app
         self._chat = chat
         self._tenants = tenants
+        self._guards_pages = tenants.keyless and not open_door
         self._salts: dict[str, str] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,6 +75,8 @@ class Door:
             REQUEST_ID.reset(token)
 
     def _admit(self, scope: Scope, request_id: str) -> RequestContext:
+        if self._guards_pages:
+            refuse_foreign_pages(scope)
         if scope["path"] in OPEN_PATHS:
             tenant = SINGLE_TENANT
         else:

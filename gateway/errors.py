@@ -15,6 +15,7 @@ class ErrorKind(Enum):
 
     INVALID = (400, "invalid_request_error")
     UNAUTHENTICATED = (401, "authentication_error")
+    FORBIDDEN = (403, "permission_error")
     NOT_FOUND = (404, "not_found_error")
     METHOD = (405, "invalid_request_error")
     TIMEOUT = (408, "invalid_request_error")

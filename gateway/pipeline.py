@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import orjson
@@ -42,14 +43,13 @@ from gateway.wire import ChatRequest, invalid
 from prompt_builder.citations import named_labels
 from prompt_builder.transcripts import Transcripts, without_files
 from prompt_builder.types import Limits, Message, Plan, Prompt, QuestionTooLong, Transcript
-from retrieval.records import StoredFile
 from retrieval.retriever import Retriever
-from retrieval.types import Candidates, NotFound, Query
+from retrieval.types import Candidates, Query
 
 
 class FileLookup(Protocol):
-    def get(self, tenant: str, file_id: str) -> StoredFile:
-        """Raises NotFound."""
+    def answers(self, tenant: str, file_id: str) -> bool:
+        """Whether the file still stands in a store of the tenant."""
 
 
 class Pipeline:
@@ -121,15 +121,7 @@ class Pipeline:
         """Deleted text answers nothing, not from an earlier turn either."""
         if not any(message.context for message in transcript.past):
             return transcript
-
-        def exists(file_id: str) -> bool:
-            try:
-                self._files.get(tenant, file_id)
-            except NotFound:
-                return False
-            return True
-
-        return without_files(transcript, exists)
+        return without_files(transcript, partial(self._files.answers, tenant))
 
     async def _prepare(
         self,

@@ -127,10 +127,10 @@ class Transcripts:
         return found
 
 
-def without_files(transcript: Transcript, exists: Callable[[str], bool]) -> Transcript:
+def without_files(transcript: Transcript, answers: Callable[[str], bool]) -> Transcript:
     """The transcript without what was taken from files that are gone: such turns stand as the client states them.
 
-    `exists` says of a file id whether the file is still there. Deleted text must not answer again, so a turn also
+    `answers` says of a file id whether it still stands in a store. Deleted text must not answer again, so a turn also
     loses its context when it refers to a chunk that no earlier turn holds any more: its evidence may quote it.
     """
     past: list[PastMessage] = []
@@ -138,7 +138,9 @@ def without_files(transcript: Transcript, exists: Callable[[str], bool]) -> Tran
     for message in transcript.past:
         context = message.context
         if context is not None:
-            alive = all(exists(chunk.file_id) for chunk in context.chunks) and standing.issuperset(context.references)
+            alive = all(answers(chunk.file_id) for chunk in context.chunks) and standing.issuperset(
+                context.references
+            )
             if alive:
                 standing.update(chunk.label for chunk in context.chunks)
             else:

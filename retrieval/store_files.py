@@ -76,6 +76,16 @@ class StoreFiles:
                 bump_generation(connection, store_id, now)
             return _get(connection, tenant, store_id, file_id)
 
+    def answers(self, tenant: str, file_id: str) -> bool:
+        """Whether the file stands in any of the tenant's stores; text of one that does not must answer no more."""
+        with self._connections.read() as connection:
+            row = connection.execute(
+                "SELECT 1 FROM store_files sf JOIN vector_stores s ON s.id = sf.store_id"
+                " WHERE sf.file_id = ? AND s.tenant = ? LIMIT 1",
+                (file_id, tenant),
+            ).fetchone()
+        return row is not None
+
     def get(self, tenant: str, store_id: str, file_id: str) -> StoreFile:
         with self._connections.read() as connection:
             require_store(connection, tenant, store_id)

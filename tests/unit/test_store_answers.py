@@ -1,0 +1,23 @@
+"""Which files may still answer."""
+
+from pathlib import Path
+
+from retrieval.database import Database
+
+
+def test_e6_a_file_that_left_its_last_store_answers_no_more(tmp_path: Path) -> None:
+    database = Database(tmp_path)
+    try:
+        first, second = database.stores.create("t", "first"), database.stores.create("t", "second")
+        file = database.files.create("t", "a.txt", b"text")
+        assert not database.store_files.answers("t", file.id)
+        database.store_files.attach("t", first.id, file.id)
+        database.store_files.attach("t", second.id, file.id)
+        database.store_files.detach("t", first.id, file.id)
+        assert database.store_files.answers("t", file.id)
+        assert not database.store_files.answers("other", file.id)
+        database.stores.delete("t", second.id)
+        assert not database.store_files.answers("t", file.id)
+        assert database.files.get("t", file.id)
+    finally:
+        database.close()
