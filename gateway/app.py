@@ -40,6 +40,7 @@ from gateway.wire import from_errors
 from prompt_builder.transcripts import Transcripts
 from retrieval.database import Database
 from retrieval.embedding import SentenceEmbedder
+from retrieval.folder import owned_folder
 from retrieval.index import Indexes
 from retrieval.ingestion import Ingestor
 from retrieval.records import ChunkingStrategy
@@ -75,6 +76,7 @@ def create_app(settings: Settings) -> AsgiApp:
 
 async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> ChatEndpoint:
     """Parts in the order in which they lean on each other; the stack takes them down in reverse."""
+    stack.enter_context(owned_folder(settings.data_dir))
     metrics = Metrics()
     store = _byte_store(settings)
     stack.push_async_callback(store.aclose)

@@ -33,6 +33,7 @@ class Replica:
         self.serving = unknown_serving(settings)
         self._followers: list[Callable[[Serving], None]] = []
         self._inconclusive = 0
+        self._said = False
         self._first_probe_s = first_probe_s
         self._probed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -96,13 +97,14 @@ class Replica:
                 model=self._settings.model,
             )
         self._inconclusive = self._inconclusive + 1 if facts.reachable and not facts.conclusive else 0
+        if not facts.reachable:
+            # What was known of the model still shapes prompts and chunks until the engine comes back.
+            facts = known.gone(facts.error)
+        if facts.reachable != known.reachable or not self._said:
+            log.info("engine %s", f"reachable, serving {facts.model}" if facts.reachable else "not reachable")
+        self._said = True
         if facts == known:
             return
-        if facts.reachable != known.reachable:
-            log.info("engine %s", f"reachable, serving {facts.model}" if facts.reachable else "not reachable")
-        if not facts.reachable and known.reachable:
-            # What was known of the model still shapes prompts when the engine comes back.
-            facts = known.gone(facts.error)
         self.serving = await asyncio.to_thread(make_serving, self._settings, facts)
         for follow in self._followers:
             follow(self.serving)

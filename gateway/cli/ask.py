@@ -58,6 +58,8 @@ def ask(
     for table in (citation_table(answer), timing_table(answer.timings)):
         if table is not None:
             console.print(table)
+    if store and not answer.citations:
+        console.print("No passage was found. 'headstart stores' shows what is ingested.", markup=False)
     for dropped in (answer.extension.get("plan") or {}).get("dropped") or []:
         console.print(f"left out: {printable(str(dropped.get('reason', '')))}", markup=False, soft_wrap=True)
 

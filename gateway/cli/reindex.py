@@ -28,15 +28,17 @@ def reindex(
 async def _forget(settings: Settings) -> tuple[int, str]:
     from retrieval.database import Database
     from retrieval.embedding import SentenceEmbedder
+    from retrieval.folder import owned_folder
 
     embedder = SentenceEmbedder(settings.embedding_model)
     try:
         await embedder.start()
-        database = await asyncio.to_thread(Database, settings.data_dir)
-        try:
-            files = await asyncio.to_thread(database.forget_embeddings, embedder.model_id, embedder.dimension)
-        finally:
-            await asyncio.to_thread(database.close)
+        with owned_folder(settings.data_dir):
+            database = await asyncio.to_thread(Database, settings.data_dir)
+            try:
+                files = await asyncio.to_thread(database.forget_embeddings, embedder.model_id, embedder.dimension)
+            finally:
+                await asyncio.to_thread(database.close)
     finally:
         await embedder.aclose()
     return files, embedder.model_id

@@ -288,6 +288,7 @@ function passage(citation) {
     element("span", { kind: "tag", text: citation.label }),
     element("bdi", { text: citation.filename }),
     citation.title ? ` · ${citation.title}` : "",
+    ` · ${Math.round(citation.score * 100)} %`,
   );
   if (citation.named) summary.append(element("span", { kind: "named", text: "named in the answer" }));
   return element("details", { open: citation.named }, summary, element("p", { text: citation.text, dir: "auto" }));

@@ -43,6 +43,8 @@ def engine_command(model_dir: Path, options: EngineOptions) -> list[str]:
         "--enable-prefix-caching",
         "--enable-prompt-tokens-details",
         "--enable-per-request-metrics",
+        # Left to sample at will, so small a model talks nonsense; a request that gives a temperature gets it.
+        *("--override-generation-config", '{"temperature": 0}'),
         *("--uvicorn-log-level", "warning"),
     ]
     if options.enforce_eager:

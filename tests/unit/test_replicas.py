@@ -53,3 +53,17 @@ async def test_a_follower_that_fails_does_not_end_the_probing(tmp_path: Path) ->
                 await came.wait()
                 await sim.stop()
                 await went.wait()
+
+
+async def test_an_engine_that_is_gone_for_long_is_still_known_for_what_it_served(tmp_path: Path) -> None:
+    async with (
+        EngineSim(SimConfig()) as sim,
+        EngineSession(LIMITS) as session,
+        Replica(settings(sim.url, tmp_path), session, LIMITS) as replica,
+    ):
+        await sim.stop()
+        for _ in range(3):
+            await replica.probe()
+        assert not replica.serving.facts.reachable
+        assert replica.model == "sim-model"
+        assert replica.serving.facts.max_model_len == SimConfig().max_model_len
