@@ -18,7 +18,7 @@ class FolderInUse(RetrievalError):
 
 @contextmanager
 def owned_folder(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock, which the system lets go when the process ends, however it ends. Raises FolderInUse."""
+    """Holds the folder's lock; the system frees it when the process ends, however it ends. Raises FolderInUse."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
