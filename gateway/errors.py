@@ -5,7 +5,7 @@ from enum import Enum
 
 import orjson
 
-from retrieval.types import NotFound, RetrievalError, StoreExpired, UnusableFile
+from retrieval.types import NotFound, RetrievalError, StorageFailed, StoreExpired, UnusableFile
 
 _MESSAGE_CHARS = 500
 
@@ -26,6 +26,7 @@ class ErrorKind(Enum):
     BAD_ENGINE = (502, "engine_error")
     UNAVAILABLE = (503, "engine_unavailable")
     ENGINE_TIMEOUT = (504, "engine_timeout")
+    STORAGE = (507, "server_error")
 
 
 @dataclass(slots=True)
@@ -84,4 +85,6 @@ def translate(error: RetrievalError) -> ApiError:
         return ApiError(ErrorKind.INVALID, str(error), param="file", code=error.code)
     if isinstance(error, StoreExpired):
         return ApiError(ErrorKind.INVALID, str(error), param="vector_store_id", code="vector_store_expired")
+    if isinstance(error, StorageFailed):
+        return ApiError(ErrorKind.STORAGE, str(error), code="storage_failed")
     return ApiError(ErrorKind.INVALID, str(error))

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
+from retrieval.types import StorageFailed
+
 COPY_BYTES = 1 << 20
 ABANDONED_S = 3600.0
 _FILE_ID = re.compile(r"file-[0-9a-f]{24}")
@@ -26,7 +28,10 @@ class Blobs:
         folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, file_id: str, content: bytes | BinaryIO) -> tuple[int, str]:
-        """Stores the content durably or not at all; returns its size in bytes and its SHA-256 in hex."""
+        """Stores the content durably or not at all; returns its size in bytes and its SHA-256 in hex.
+
+        Raises StorageFailed.
+        """
         target = self._path(file_id)
         temporary = self._folder / f"{file_id}.partial"
         size_bytes, digest = 0, hashlib.sha256()
@@ -39,6 +44,9 @@ class Blobs:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.rename(target)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise StorageFailed((error.strerror or "the disk failed").lower()) from error
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise

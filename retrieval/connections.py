@@ -6,14 +6,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from retrieval.types import StorageFailed
+
 IDLE_READERS = 8
 LOG_BYTES = 64 * 2**20
+_STORAGE_ERRORS = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_CANTOPEN,
+}
 
 
 class Connections:
     """Transactions on one database file in WAL mode. Blocking; usable from any thread.
 
-    `write()` holds the process's writer lock and commits on success, rolls back on any exception.
+    `write()` holds the process's writer lock and commits on success, rolls back on any exception; it raises
+    StorageFailed where the disk is full, read-only or locked by another process.
     `read()` sees one consistent snapshot. At most eight idle read connections are kept. The writer lock is not
     re-entrant: a transaction never starts inside another.
     """
@@ -46,13 +56,17 @@ class Connections:
         with self._write_lock:
             if self._closed:
                 raise sqlite3.ProgrammingError("the database is closed")
-            self._writer.execute("BEGIN IMMEDIATE")
             try:
+                self._writer.execute("BEGIN IMMEDIATE")
                 yield self._writer
-            except BaseException:
-                self._writer.execute("ROLLBACK")
+                self._writer.execute("COMMIT")
+            except BaseException as error:
+                # A full disk fails in the commit too, and after some errors SQLite has rolled back by itself.
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+                if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF in _STORAGE_ERRORS:
+                    raise StorageFailed(str(error)) from error
                 raise
-            self._writer.execute("COMMIT")
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
@@ -62,7 +76,8 @@ class Connections:
             try:
                 yield connection
             finally:
-                connection.execute("ROLLBACK")
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
         finally:
             self._give_back(connection)
 

@@ -124,6 +124,13 @@ class StoreExpired(RetrievalError):
         super().__init__(f"The vector store '{store_id}' has expired. Update its expires_after to use it again.")
 
 
+class StorageFailed(RetrievalError):
+    """The data folder did not take a write: full, read-only, or locked too long. Nothing of it was stored."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The gateway could not store this: {reason}. Nothing was changed.")
+
+
 class UnusableFile(RetrievalError):
     """A file that cannot be turned into chunks. `code`: unsupported_file | invalid_file | empty_file."""
 
