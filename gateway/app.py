@@ -70,7 +70,7 @@ def create_app(settings: Settings) -> AsgiApp:
     app = FastAPI(title="Headstart", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     # A redirect would send the client where its own Host header says.
     app.router.redirect_slashes = False
-    _translate_errors(app)
+    translate_errors(app)
     return Door(app, chat, tenants, open_door=settings.no_auth)
 
 
@@ -156,7 +156,7 @@ def _byte_store(settings: Settings) -> ByteStore:
     return RedisStore(settings.redis_url, fallback=memory) if settings.redis_url else memory
 
 
-def _translate_errors(app: FastAPI) -> None:
+def translate_errors(app: FastAPI) -> None:
     """Whatever a route raises leaves in OpenAI's shape."""
 
     def respond(error: ApiError) -> Response:
@@ -171,6 +171,10 @@ def _translate_errors(app: FastAPI) -> None:
     @app.exception_handler(RetrievalError)
     async def retrieval_error(request: Request, error: RetrievalError) -> Response:
         return respond(translate(error))
+
+    @app.exception_handler(Exception)
+    async def unforeseen_error(request: Request, error: Exception) -> Response:
+        return respond(ApiError(ErrorKind.INTERNAL, "The gateway failed. See its log."))
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> Response:

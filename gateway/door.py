@@ -41,13 +41,15 @@ class Door:
         request_id = request_id_from(header(scope, b"x-request-id"))
         identity = (b"x-request-id", request_id.encode())
         token = REQUEST_ID.set(request_id)
-        begun = False
+        begun = ended = False
 
         async def send_identified(message: AsgiMessage) -> None:
-            nonlocal begun
+            nonlocal begun, ended
             if message["type"] == "http.response.start":
                 begun = True
                 message["headers"] = [*message.get("headers", ()), identity]
+            elif message["type"] == "http.response.body":
+                ended = not message.get("more_body", False)
             await send(message)
 
         try:
@@ -68,6 +70,9 @@ class Door:
             await send_error(send, refusal, [identity])
         except Exception:
             log.exception("a request failed")
+            if ended:
+                # The framework answers what it did not foresee, and then raises it all the same.
+                return
             if begun:
                 raise
             await send_error(send, ApiError(ErrorKind.INTERNAL, "The gateway failed. See its log."), [identity])

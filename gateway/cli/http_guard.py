@@ -46,6 +46,10 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         self._head_ended()
         super().on_headers_complete()
 
+    def send_400_response(self, msg: str) -> None:
+        """What is not HTTP is refused in the same shape as all else."""
+        self._refuse(b"400 Bad Request", msg)
+
     def _wait_for_head(self) -> None:
         self._head_complete = False
         self._head_bytes = 0

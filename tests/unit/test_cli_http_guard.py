@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import orjson
 import uvicorn
 
 from gateway.cli.http_guard import BoundedHeadProtocol
@@ -80,6 +81,19 @@ async def test_h7_endless_headers_are_refused_at_the_limit() -> None:
     async with server() as port:
         answer = await exchange(port, b"GET / HTTP/1.1\r\nx-long: " + b"a" * 65 * 1024)
     assert answer.startswith(b"HTTP/1.1 431 ")
+
+
+async def test_h7_what_is_not_http_is_refused_in_openais_shape() -> None:
+    for request in (
+        b"\x16\x03\x01\x02\x00\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 99999999999999999999999\r\n\r\n",
+    ):
+        async with server() as port:
+            answer = await exchange(port, request)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert set(orjson.loads(body)["error"]) == {"message", "type", "param", "code"}
 
 
 async def test_a_large_body_and_a_slow_answer_are_not_mistaken_for_a_slow_head() -> None:

@@ -5,7 +5,9 @@ from typing import Any
 
 import orjson
 import pytest
+from fastapi import FastAPI
 
+from gateway.app import translate_errors
 from gateway.context import RequestContext
 from gateway.door import CHAT_PATH, OPEN_PATHS, Door
 from gateway.errors import ApiError, ErrorKind
@@ -182,3 +184,28 @@ async def test_a_client_that_left_is_no_error(caplog: pytest.LogCaptureFixture) 
 async def test_an_error_after_the_answer_began_ends_the_connection() -> None:
     with pytest.raises(RuntimeError):
         await knock(Behind(RuntimeError("late"), after_start=True), "/v1/files", authorization="Bearer right")
+
+
+async def test_h4_an_unforeseen_error_of_a_route_has_openais_shape_and_keeps_the_connection() -> None:
+    app = FastAPI()
+    translate_errors(app)
+
+    @app.get("/v1/files")
+    async def fail() -> None:
+        raise RuntimeError("inner secret")
+
+    async def chat(scope: Any, receive: Any, send: Any, context: RequestContext) -> None: ...
+
+    answer = Answer()
+    scope = {
+        "type": "http",
+        "path": "/v1/files",
+        "method": "GET",
+        "headers": [],
+        "query_string": b"",
+        "root_path": "",
+    }
+    await Door(app, chat, KEYLESS)(scope, receive, answer.send)
+    assert answer.status == 500
+    assert set(answer.error) == {"message", "type", "param", "code"}
+    assert b"secret" not in answer.body
