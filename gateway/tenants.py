@@ -5,6 +5,7 @@ import hmac
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,13 +108,14 @@ def load_salt_secret(data_dir: Path, configured: str) -> bytes:
     path = data_dir / "salt-secret"
     data_dir.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        # Whole or not at all: a crash must not leave a secret that is empty or cut.
-        partial = path.with_suffix(".partial")
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        # Whole or not at all: a crash must not leave a secret that is empty or cut. A name of its own, because
+        # another gateway may start on the same folder at the same moment.
+        descriptor, partial = tempfile.mkstemp(prefix="salt-secret.", dir=data_dir)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(secrets.token_hex(32).encode())
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+        os.replace(partial, path)
     secret = path.read_bytes()
     if not secret:
         raise OSError(f"{path} is empty. Restore it, or delete it: the engine's prefix cache then starts anew.")
