@@ -98,7 +98,10 @@ async function showEngine() {
 // Stores and files
 
 async function showStores() {
+  const asked = (state.storesAsked = (state.storesAsked ?? 0) + 1);
   const page = await call("/v1/vector_stores?limit=100");
+  // A list that was asked for earlier may come later, and lack what has been made since.
+  if (asked !== state.storesAsked) return;
   if (!page.data.some((store) => store.id === state.store?.id)) state.store = null;
   byId("stores").replaceChildren(...page.data.map(storeRow));
   if (!page.data.length) byId("stores").append(element("li", { kind: "hint", text: "No stores yet." }));
