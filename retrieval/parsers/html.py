@@ -21,6 +21,7 @@ _BLOCKS = (
     | frozenset(("tr", "ul"))
 )
 _HEADING = re.compile(r"h([1-6])")
+_CUT_OFF = "ERR_RESOURCE_LIMIT"
 _SPACES = re.compile(r"[ \t\n\f]+")
 _DECLARED = re.compile(rb"""<(?:meta[^>]+charset|\?xml[^>]+encoding)\s*=\s*["']?\s*([a-zA-Z0-9_:.-]+)""", re.I)
 
@@ -34,11 +35,16 @@ def declared_encoding(data: bytes) -> str | None:
 def parse_html(text: str, budget: Budget) -> tuple[Section, ...]:
     """Raises UnusableFile when the parser can make nothing of it."""
     # Bytes with a stated encoding: text that names another one is refused by the parser.
-    parser = lxml.html.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True)
+    parser = lxml.html.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True)
     try:
         root = lxml.html.document_fromstring(text.encode("utf-8"), parser=parser)
     except (etree.ParserError, etree.XMLSyntaxError) as error:
         raise UnusableFile("invalid_file", f"The HTML cannot be read: {error}. Save it again, or in parts.") from None
+    if any(entry.type_name == _CUT_OFF for entry in parser.error_log):
+        # The parser drops all that follows, and a part of a document must not pass for the whole.
+        raise UnusableFile(
+            "invalid_file", "The HTML nests deeper than can be read. Save it again as text, or in parts."
+        )
     walker = _Walker(Outline(budget))
     title = root.findtext(".//title")
     if title and root.find(".//h1") is None:

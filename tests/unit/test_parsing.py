@@ -91,6 +91,16 @@ def test_html_without_a_heading_has_its_title_and_is_known_without_an_extension(
     ]
 
 
+def test_deeply_nested_html_keeps_all_its_text_or_is_refused() -> None:
+    def nested(depth: int) -> str:
+        return f"<p>before</p>{'<div>' * depth}inside{'</div>' * depth}<p>after</p>"
+
+    assert texts(nested(1_000), "a.html") == [("", "before\n\ninside\n\nafter")]
+    with pytest.raises(UnusableFile, match="deeper") as refused:
+        parse(nested(100_000).encode(), "a.html")
+    assert refused.value.code == "invalid_file"
+
+
 def test_e4_html_is_decoded_as_it_declares() -> None:
     source = '<html><meta charset="euc-kr"><p>안전 수칙</p></html>'.encode("euc_kr")
     assert texts(source, "a.html") == [("", "안전 수칙")]
