@@ -141,7 +141,8 @@ def _missing(facts: EngineFacts, tokenizer: Tokenizer, template: ChatTemplate | 
     if not tokenizer.exact:
         yield Missing(
             "tokenizer",
-            "token counts are estimates and prompts go as text: the prefix may differ from what the engine holds",
+            "counts are estimates and prompts go as text: the prefix may differ from what the engine holds, and "
+            "control tokens that a document spells out are control tokens to the engine",
             "set HEADSTART_TOKENIZER to the folder of the served model's tokenizer.json",
         )
     elif template is None:

@@ -60,6 +60,10 @@ class Blobs:
     def remove(self, file_id: str) -> None:
         self._path(file_id).unlink(missing_ok=True)
 
+    def count(self) -> int:
+        """Files whose bytes are here, whether or not the database knows them."""
+        return sum(1 for _ in self._folder.iterdir())
+
     def sweep(self, known_ids: set[str], now_s: float | None = None) -> int:
         """Removes what a crash left without a row in the database; returns how many.
 

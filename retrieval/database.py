@@ -1,5 +1,6 @@
 """The truth: documents, chunks, embeddings and token ids in one SQLite database, files' bytes beside it."""
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ from retrieval.records import StoreFile
 from retrieval.schema import bind_embedding_model, create_tables, write_meta
 from retrieval.store_files import StoreFiles
 from retrieval.stores import VectorStores
+
+log = logging.getLogger("headstart.database")
 
 
 class Database:
@@ -57,10 +60,19 @@ class Database:
         return files
 
     def recover(self) -> tuple[StoreFile, ...]:
-        """After a start: sweeps bytes that a crash left without a row, returns the files still to be ingested."""
+        """After a start: sweeps bytes that a crash left without a row, returns the files still to be ingested.
+
+        A database without any file beside uploads that are there was lost or replaced: nothing is swept then.
+        """
         with self._connections.read() as connection:
             known = {row["id"] for row in connection.execute("SELECT id FROM files")}
-        self._blobs.sweep(known)
+        if known:
+            self._blobs.sweep(known)
+        elif held := self._blobs.count():
+            log.warning(
+                "the database knows no file, but %d uploads lie beside it: it was lost or replaced, they are kept",
+                held,
+            )
         return self.store_files.unfinished()
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class RawClient:
     def send(self, body: dict[str, object], *, version: str = "1.1", extra: str = "") -> None:
         data = orjson.dumps(body)
         head = (
-            f"POST {CHAT_PATH} HTTP/{version}\r\nhost: gateway\r\ncontent-type: application/json\r\n"
+            f"POST {CHAT_PATH} HTTP/{version}\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             f"content-length: {len(data)}\r\n{extra}\r\n"
         )
         self.writer.write(head.encode() + data)
@@ -153,7 +153,7 @@ async def test_d4_a_client_that_leaves_in_the_middle_of_its_own_request_costs_no
 ) -> None:
     generations = len(sim.generations)
     client = await connect(gateway)
-    client.writer.write(f"POST {CHAT_PATH} HTTP/1.1\r\nhost: g\r\ncontent-length: 1000\r\n\r\n{{".encode())
+    client.writer.write(f"POST {CHAT_PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{{".encode())
     await gateway.until_metric(IN_FLIGHT, 1)
     client.leave("rst")
     await gateway.until_metric(IN_FLIGHT, 0, timeout_s=1.0)

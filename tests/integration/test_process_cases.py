@@ -111,7 +111,7 @@ async def open_stream(gateway: RunningGateway, question: str, receive_buffer: in
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     await loop.sock_connect(connection, ("127.0.0.1", int(gateway.url.rpartition(":")[2])))
     body = orjson.dumps({"model": MODEL, "messages": [{"role": "user", "content": question}], "stream": True})
-    head = f"POST {CHAT_PATH} HTTP/1.1\r\nhost: g\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    head = f"POST {CHAT_PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     await loop.sock_sendall(connection, head + body)
     return connection
 

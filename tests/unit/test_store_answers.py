@@ -1,6 +1,10 @@
 """Which files may still answer."""
 
+import os
+import time
 from pathlib import Path
+
+import pytest
 
 from retrieval.database import Database
 
@@ -19,5 +23,22 @@ def test_e6_a_file_that_left_its_last_store_answers_no_more(tmp_path: Path) -> N
         database.stores.delete("t", second.id)
         assert not database.store_files.answers("t", file.id)
         assert database.files.get("t", file.id)
+    finally:
+        database.close()
+
+
+def test_e7_uploads_outlive_a_database_that_was_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    database = Database(tmp_path)
+    file = database.files.create("t", "a.txt", b"text")
+    database.close()
+    for path in tmp_path.glob("headstart.db*"):
+        path.unlink()
+    old_s = time.time() - 86_400
+    os.utime(tmp_path / "files" / file.id, (old_s, old_s))
+    database = Database(tmp_path)
+    try:
+        database.recover()
+        assert (tmp_path / "files" / file.id).read_bytes() == b"text"
+        assert "1 uploads" in caplog.text
     finally:
         database.close()
