@@ -35,3 +35,14 @@ async def store(gateway: RunningGateway) -> str:
             "kho.txt": "Kho lạnh ở Pellen mở cửa lúc tám giờ sáng và đóng cửa lúc năm giờ chiều.",
         },
     )
+
+
+@pytest.fixture(params=["plain", "retrieval"])
+def model(request: pytest.FixtureRequest, store: str) -> str:
+    """A request that passes through, and one that retrieves."""
+    return "sim-model" if request.param == "plain" else f"sim-model@{store}"
+
+
+@pytest.fixture(params=[True, False], ids=["streamed", "whole"])
+def stream(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)

@@ -29,11 +29,6 @@ async def sim() -> AsyncIterator[EngineSim]:
         yield sim
 
 
-@pytest.fixture(params=["plain", "retrieval"])
-def model(request: pytest.FixtureRequest, store: str) -> str:
-    return "sim-model" if request.param == "plain" else f"sim-model@{store}"
-
-
 class RawClient:
     """One connection whose closing is in the test's hand."""
 

@@ -46,16 +46,6 @@ async def gateway(sim: EngineSim, tmp_path_factory: pytest.TempPathFactory) -> A
         yield gateway
 
 
-@pytest.fixture(params=["plain", "retrieval"])
-def model(request: pytest.FixtureRequest, store: str) -> str:
-    return "sim-model" if request.param == "plain" else f"sim-model@{store}"
-
-
-@pytest.fixture(params=[True, False], ids=["streamed", "whole"])
-def stream(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 @pytest_asyncio.fixture(autouse=True, loop_scope="module")
 async def the_slot_comes_back(gateway: RunningGateway, sim: EngineSim) -> AsyncIterator[None]:
     """D7b, after every test here: no slot, no engine request and no fault is left over."""

@@ -43,17 +43,6 @@ async def sim(speaker: Speaker) -> AsyncIterator[EngineSim]:
         yield sim
 
 
-@pytest.fixture(params=["plain", "retrieval"])
-def model(request: pytest.FixtureRequest, store: str) -> str:
-    """A request that passes through, and one that retrieves."""
-    return "sim-model" if request.param == "plain" else f"sim-model@{store}"
-
-
-@pytest.fixture(params=[True, False], ids=["streamed", "whole"])
-def stream(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 def anonymous(events: bytes) -> bytes:
     """Without what differs from answer to answer: its id and its time."""
     return re.sub(rb'"created":\d+', b'"created":0', re.sub(rb'"id":"chatcmpl-[^"]+"', b'"id":""', events))

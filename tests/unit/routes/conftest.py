@@ -8,22 +8,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi import APIRouter, FastAPI
 from fastapi.testclient import TestClient
 
+from gateway.app import translate_errors
 from gateway.context import RequestContext
 from gateway.door import Door
-from gateway.errors import ApiError, ErrorKind, translate
+from gateway.errors import ApiError, ErrorKind
 from gateway.http import Receive, Scope, Send
 from gateway.routes.dependencies import BodyLimits
 from gateway.routes.files import files_router
 from gateway.routes.vector_stores import vector_stores_router
 from gateway.tenants import Tenants
-from gateway.wire import from_errors
 from retrieval.database import Database
 from retrieval.records import ChunkingStrategy, NewChunk, StoreFile
-from retrieval.types import Candidate, Candidates, Query, RetrievalError
+from retrieval.types import Candidate, Candidates, Query
 
 MAX_UPLOAD_BYTES = 1 << 20
 MAX_BODY_BYTES = 1 << 16
@@ -92,22 +91,7 @@ def as_app(*routers: APIRouter) -> Door:
     app = FastAPI()
     for router in routers:
         app.include_router(router)
-
-    def respond(error: ApiError) -> Response:
-        return Response(error.body_bytes(), error.http_status, media_type="application/json")
-
-    @app.exception_handler(ApiError)
-    async def api_error(request: Request, error: ApiError) -> Response:
-        return respond(error)
-
-    @app.exception_handler(RetrievalError)
-    async def retrieval_error(request: Request, error: RetrievalError) -> Response:
-        return respond(translate(error))
-
-    @app.exception_handler(RequestValidationError)
-    async def validation_error(request: Request, error: RequestValidationError) -> Response:
-        return respond(from_errors(error.errors()))
-
+    translate_errors(app)
     digests = {hashlib.sha256(f"key-{tenant}".encode()).digest(): tenant for tenant in "ab"}
     return Door(app, _no_chat, Tenants(digests, b"secret"))
 
