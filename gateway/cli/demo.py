@@ -132,7 +132,7 @@ def _reachable(ready: Mapping[str, Any]) -> object:
 async def _ask_all(
     client: GatewayClient, console: Console, model: str, store_id: str, questions: Sequence[DemoQuestion]
 ) -> list[str]:
-    """Asks in one conversation, so that each question finds the earlier ones in the engine's prefix cache."""
+    """Asks in one conversation, as a person would: the second question goes on from the first."""
     extras = {"conversation": f"demo-{secrets.token_hex(6)}"}
     options = {"max_tokens": ANSWER_TOKENS, "temperature": 0}
     complaints = []

@@ -36,7 +36,7 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="headstart",
     cls=Commands,
-    help="A prefix-caching RAG gateway with latency budgets, in front of vLLM.",
+    help="A prefix-caching RAG gateway in front of vLLM.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -58,7 +58,7 @@ def root(
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """A prefix-caching RAG gateway with latency budgets, in front of vLLM."""
+    """A prefix-caching RAG gateway in front of vLLM."""
 
 
 def main() -> None:

@@ -59,7 +59,7 @@ def _watch_owner() -> None:
 
 
 def _end_group(group: int, grace_s: float) -> None:
-    """Workers get the rest of the grace after their server has ended; none is left when this returns."""
+    """Workers get up to two seconds after their server has ended, then SIGKILL, which is not waited for."""
     deadline = time.monotonic() + min(grace_s, 2.0)
     while _signal_group(group, 0) and time.monotonic() < deadline:
         time.sleep(0.05)
