@@ -79,8 +79,13 @@ class RunningGateway:
 
 
 def settings_for(folder: Path, engine_url: str, **changes: Any) -> Settings:
-    """Data below `folder`, no cache of models: only what is given here."""
-    given: dict[str, Any] = {"data_dir": folder / "data", "cache_dir": folder / "cache", "engine_url": engine_url}
+    """Data below `folder`, no cache of models, no calibration: the engine sees only what is sent here."""
+    given: dict[str, Any] = {
+        "data_dir": folder / "data",
+        "cache_dir": folder / "cache",
+        "engine_url": engine_url,
+        "calibrate": False,
+    }
     return Settings(**{**given, **changes})
 
 

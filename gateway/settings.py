@@ -103,16 +103,57 @@ class Settings(BaseSettings):
         "the label of each passage that you use in square brackets. If the passages do not hold the answer, say so.",
         description="The gateway's part of the system message of retrieval requests.",
     )
-    rendering: Literal["kept", "stripped"] = Field(
-        "stripped",
-        description="Past turns with their chunks (`kept`) or question and answer alone (`stripped`).",
+    rendering: Literal["auto", "kept", "stripped"] = Field(
+        "auto",
+        description="Past turns with their chunks (`kept`), question and answer alone (`stripped`), or as the "
+        "fitted model of the engine says (`auto`).",
     )
     chunk_order: Literal["relevance_last", "relevance_first", "label"] = Field(
         "relevance_last", description="Order of the chunks in the prompt."
     )
+    pin_last: int = Field(
+        0,
+        ge=0,
+        le=2,
+        description="The most relevant chunks that are held back for the last places, whatever the order.",
+    )
     evidence_lines: int = Field(1, ge=0, le=10, description="Sentences quoted before the question; 0 turns them off.")
     min_answer_tokens: int = Field(
         256, ge=1, description="Room kept for the answer when `max_tokens` is not given, in tokens."
+    )
+
+    # latency
+    ttft_budget_ms: float = Field(
+        0.0, ge=0, le=3_600_000, description="TTFT budget of requests that name none, in milliseconds; 0 is none."
+    )
+    budget_policy: Literal["best_effort", "strict"] = Field(
+        "best_effort",
+        description="When nothing fits the budget: answer from the smallest plan (`best_effort`), or refuse "
+        "(`strict`).",
+    )
+    safety_quantile: float = Field(
+        0.95, ge=0.5, le=0.999, description="Probability with which a predicted TTFT is to be kept."
+    )
+    calibrate: bool = Field(
+        True, description="Measure an engine that is met for the first time, for a few seconds while it is idle."
+    )
+    pacing: bool = Field(
+        True, description="Release prefills in turn, most urgent and shortest first; off sends all at once."
+    )
+    max_queued: int = Field(
+        512, ge=1, description="Requests that wait for their prefill; beyond it 503 with the predicted wait."
+    )
+
+    # history
+    summary: Literal["engine", "extract", "off"] = Field(
+        "engine",
+        description="How old turns are folded: the engine summarises, sentences are extracted, or they are only cut.",
+    )
+    fold_high_tokens: int = Field(
+        0, ge=0, description="History beyond this is folded, in tokens; 0 derives it from budget and window."
+    )
+    fold_low_tokens: int = Field(
+        0, ge=0, description="History that a fold leaves, in tokens; 0 derives it from the high mark."
     )
 
     # operations

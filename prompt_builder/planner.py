@@ -23,6 +23,7 @@ from prompt_builder.types import (
     PromptChunk,
     QuestionTooLong,
     Rendering,
+    RenderingChoice,
     Tokenizer,
     Transcript,
 )
@@ -53,14 +54,14 @@ class Planner:
         template: ChatTemplate | None,
         instructions: str,
         *,
-        rendering: Rendering = "stripped",
+        rendering: RenderingChoice = "stripped",
         chunk_order: ChunkOrder = "relevance_last",
         evidence_lines: int = 1,
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._instructions = instructions
-        self._rendering: Rendering = rendering
+        self._rendering: Rendering = "stripped" if rendering == "auto" else rendering
         self._chunk_order: ChunkOrder = chunk_order
         self._evidence_lines = evidence_lines
         self._evidence_tokens = most_tokens(evidence_lines, tokenizer.count)

@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from latency.speed import Forecast
 from retrieval.types import Candidate, RenderedChunk
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Rendering = Literal["kept", "stripped"]
+RenderingChoice = Literal["auto", "kept", "stripped"]
+ChunkForm = Literal["whole", "extract"]
 ChunkOrder = Literal["relevance_last", "relevance_first", "label"]
 SegmentKind = Literal["scaffold", "system", "summary", "turn", "chunk", "reference", "evidence", "facts", "question"]
 
@@ -34,7 +37,10 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """A chunk that stands, or stood, in a prompt, with what a citation needs."""
+    """A chunk that stands, or stood, in a prompt, with what a citation needs.
+
+    `body` is the whole chunk's text. The `extract` form renders some of its sentences under the same label.
+    """
 
     label: str
     file_id: str
@@ -43,6 +49,7 @@ class PromptChunk:
     relevance: float
     body: str
     rendered: RenderedChunk
+    form: ChunkForm = "whole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,9 @@ class Transcript:
     """A conversation up to and including the new question.
 
     `system` joins the client's leading system and developer messages. `known` is the number of past
-    messages whose rendering the gateway recognised.
+    messages whose rendering the gateway recognised. `summary` stands for the first `folded` of the past messages,
+    which are then not rendered. `stripped` is the number of leading past messages that the conversation's last
+    prompt rendered without chunks: these are what the engine holds.
     """
 
     system: str
@@ -77,16 +86,26 @@ class Transcript:
     question: str
     facts: str = ""
     known: int = 0
+    summary: str = ""
+    folded: int = 0
+    stripped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the plan must fit. `window_tokens` None: the engine did not say, nothing is trimmed for it."""
+    """What the plan must fit, and what the request wants otherwise than the settings (None: as they say).
+
+    `window_tokens` None: the engine did not say, nothing is trimmed for it. `pin_last` chunks, the most relevant, are
+    held back for the last places.
+    """
 
     window_tokens: int | None
     max_tokens: int | None
     min_answer_tokens: int
     top_k: int
+    chunk_order: ChunkOrder | None = None
+    pin_last: int | None = None
+    evidence_lines: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +119,12 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What goes into the prompt, in order, and what does not, and why."""
+    """What goes into the prompt, in order, and what does not, and why.
+
+    `past` holds the messages that are rendered, those behind the fold; messages without a context render as the
+    client states them. `stripped` of them, the leading ones, are rendered without the context that they had; the
+    `folded` messages before them are in the `summary`. `forecast` is None where no replica's speed is known.
+    """
 
     system: str
     past: tuple[PastMessage, ...]
@@ -112,6 +136,10 @@ class Plan:
     question: str
     max_tokens: int | None
     dropped: tuple[Dropped, ...]
+    summary: str = ""
+    folded: int = 0
+    stripped: int = 0
+    forecast: Forecast | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +191,7 @@ class QuestionTooLong(Exception):
 
 __all__ = [
     "Candidate",
+    "ChunkForm",
     "ChunkOrder",
     "Dropped",
     "Limits",
@@ -173,6 +202,7 @@ __all__ = [
     "PromptChunk",
     "QuestionTooLong",
     "Rendering",
+    "RenderingChoice",
     "Role",
     "Segment",
     "SegmentKind",
