@@ -119,11 +119,18 @@ class EngineStream:
 
 
 class VllmBackend:
-    """One engine. `url` never reaches a client, a log line or a metric."""
+    """One engine. `url` never reaches a client, a log line or a metric; `path` is what requests are posted to."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, api_key: str, limits: EngineLimits) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        api_key: str,
+        limits: EngineLimits,
+        path: str = "/v1/chat/completions",
+    ) -> None:
         self._session = session
-        self._chat_url = f"{url.rstrip('/')}/v1/chat/completions"
+        self._post_url = url.rstrip("/") + path
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -180,7 +187,7 @@ class VllmBackend:
             sent_s = time.monotonic()
             try:
                 return await self._session.post(
-                    self._chat_url, data=payload, headers=self._headers, allow_redirects=False
+                    self._post_url, data=payload, headers=self._headers, allow_redirects=False
                 )
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
                 raise unreachable() from None
