@@ -7,21 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prompt_builder.labels import EVIDENCE_MARK, as_data
+from prompt_builder.sentences import sentences, terms_of
 from prompt_builder.types import PromptChunk
 
 TOKEN_BUDGET = 60
-MAX_SENTENCE_CHARS = 600
 LENGTH_WEIGHT = 2.0
 RELEVANCE_WEIGHT = 0.5
 LEAST_QUOTE_TOKENS = 10
-
-_SENTENCE_END = re.compile(r"(?<=[.!?…۔؟।॥։።])\s+|(?<=[.!?…][\"'”’)\]])\s+|(?<=[。！？｡])|\n+")
-_CLAUSE_END = re.compile(r"(?<=[,;:،、，；])\s*|\s+")
-_ABBREVIATION = re.compile(r"(?:^|[\s(])(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|No|vs|e\.g|i\.e)\.$")
-# Scripts written without spaces are compared by pairs of letters, all others by words.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af"
-_TERMS = re.compile(rf"[{_UNSPACED}]+|[^\W_{_UNSPACED}]+")
-_UNSPACED_START = re.compile(f"[{_UNSPACED}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +39,7 @@ def evidence_lines(
     chunk's relevance. The best sentence may take the whole `token_budget` (by `count`), the next what is left; one
     that is too long is cut between words, around those of the question. The order of `chunks` does not matter.
     """
-    wanted = _terms_of(question)
+    wanted = terms_of(question)
     if lines <= 0 or not wanted:
         return ""
     found = [sentence for chunk in chunks for sentence in _sentences_of(chunk)]
@@ -79,24 +71,9 @@ def most_tokens(lines: int, count: Callable[[str], int], token_budget: int = TOK
     return token_budget + count(f"{EVIDENCE_MARK}\n\n") + lines * (count("[k0a1b] “”\n") + 4)
 
 
-def sentences(text: str) -> list[str]:
-    """Sentences of text in any script, white space collapsed; very long ones are cut between words."""
-    found: list[str] = []
-    held = ""
-    for part in _SENTENCE_END.split(text):
-        joined = f"{held} {part}".strip() if held else part.strip()
-        if _ABBREVIATION.search(joined[-8:]):
-            held = joined
-            continue
-        held = ""
-        found.extend(_pieces(" ".join(joined.split())))
-    found.extend(_pieces(" ".join(held.split())))
-    return found
-
-
 def _sentences_of(chunk: PromptChunk) -> list[_Sentence]:
     return [
-        _Sentence(text, chunk.label, _terms_of(text), chunk.relevance, (chunk.label, place))
+        _Sentence(text, chunk.label, terms_of(text), chunk.relevance, (chunk.label, place))
         for place, text in enumerate(sentences(as_data(chunk.body)))
     ]
 
@@ -115,35 +92,6 @@ def _scores(wanted: frozenset[str], found: Sequence[_Sentence]) -> list[float]:
     ]
 
 
-def _terms_of(text: str) -> frozenset[str]:
-    """Words cut to six letters, which forgives most endings; pairs of letters where words are not spaced."""
-    terms: set[str] = set()
-    for run in _TERMS.findall(text.casefold()):
-        if _UNSPACED_START.match(run):
-            terms.update(run[place : place + 2] for place in range(max(1, len(run) - 1)))
-        else:
-            terms.add(run[:6])
-    return frozenset(terms)
-
-
-def _pieces(sentence: str) -> list[str]:
-    """Long sentences, and text without full stops (Thai, lists), in pieces that end between clauses or words."""
-    if not sentence:
-        return []
-    if len(sentence) <= MAX_SENTENCE_CHARS:
-        return [sentence]
-    pieces: list[str] = []
-    piece = ""
-    for clause in _CLAUSE_END.split(sentence):
-        for part in (clause[at : at + MAX_SENTENCE_CHARS] for at in range(0, len(clause), MAX_SENTENCE_CHARS)):
-            if piece and len(piece) + len(part) >= MAX_SENTENCE_CHARS // 2:
-                pieces.append(piece)
-                piece = part
-            else:
-                piece = f"{piece} {part}".strip()
-    return [*pieces, piece] if piece else pieces
-
-
 def _cut(text: str, most_tokens: int, wanted: frozenset[str], count: Callable[[str], int]) -> str:
     """The longest run of words of at most `most_tokens` around the question's words; `…` where text is missing."""
     if count(text) <= most_tokens:
@@ -151,7 +99,7 @@ def _cut(text: str, most_tokens: int, wanted: frozenset[str], count: Callable[[s
     words = [match.span() for match in re.finditer(r"\S+", text)]
     if len(text) > 20 * len(words):
         words = [(place, place + 1) for place in range(len(text))]
-    hits = [place for place, (start, end) in enumerate(words) if _terms_of(text[start:end]) & wanted]
+    hits = [place for place, (start, end) in enumerate(words) if terms_of(text[start:end]) & wanted]
     middle = (hits[0] + hits[-1]) // 2 if hits else 0
 
     def window(size: int) -> str:

@@ -41,10 +41,14 @@ class Renderer:
     def render(self, title: str, text: str) -> RenderedChunk:
         """The block's bytes depend on title and text alone. Ids are empty when the tokenizer has none."""
         label = label_of(title, text)
-        heading = " ".join(as_data(title).split())
-        first_line = f"[{label}] {heading}".rstrip()
-        block = f"{first_line}\n{as_data(text).strip()}\n\n"
+        block = f"{first_line(label, title)}\n{as_data(text).strip()}\n\n"
         return RenderedChunk(label=label, text=block, token_ids=self._tokenizer.encode(block))
+
+
+def first_line(label: str, title: str) -> str:
+    """What a chunk's block begins with, without the line's end."""
+    heading = " ".join(as_data(title).split())
+    return f"[{label}] {heading}".rstrip()
 
 
 def label_of(title: str, text: str) -> str:

@@ -2,8 +2,9 @@ import random
 
 import pytest
 
-from prompt_builder.evidence import evidence_lines, most_tokens, sentences
+from prompt_builder.evidence import evidence_lines, most_tokens
 from prompt_builder.labels import EVIDENCE_MARK, label_of
+from prompt_builder.sentences import sentences
 from prompt_builder.types import PromptChunk
 from retrieval.types import RenderedChunk
 

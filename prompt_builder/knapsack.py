@@ -1,0 +1,179 @@
+"""Which chunks in which form: the most value that fits, exactly."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prompt_builder.types import PromptChunk
+
+# Cells of the table (forms x counts x tokens) up to which tokens are counted one by one; about a millisecond.
+MOST_CELLS = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A way to send a chunk: what it costs in the prompt, and the probability that the answer is in it."""
+
+    chunk: PromptChunk
+    tokens: int
+    value: float
+
+
+Choice = tuple[Form | None, ...]
+
+
+def best_forms(forms: Sequence[Sequence[Form]], room_tokens: int, most_chunks: int) -> Choice:
+    """One entry for each chunk, None where it is absent; see `Knapsack.choice`."""
+    return Knapsack(forms, room_tokens, most_chunks).choice(room_tokens)
+
+
+class Knapsack:
+    """A multiple-choice knapsack, solved by dynamic programming for every room up to `room_tokens` at once.
+
+    `forms` holds the possible forms of each chunk, chunks in rank order; at most one form of a chunk and at most
+    `most_chunks` forms are taken. Values are not negative.
+
+    Exact while the table has at most MOST_CELLS cells. Beyond, tokens are counted in steps of `step_tokens`, rounded
+    up for each form: a choice still never exceeds its room, is never worse than the best run of whole chunks in rank
+    order that fits, and has at least the optimum of a room that is `most_chunks` x (`step_tokens` - 1) smaller.
+    """
+
+    def __init__(self, forms: Sequence[Sequence[Form]], room_tokens: int, most_chunks: int) -> None:
+        self._forms = forms
+        self._room = max(0, room_tokens)
+        self._most = max(0, most_chunks)
+        self._items = [
+            (place, form) for place, chunk in enumerate(forms) for form in chunk if form.tokens <= self._room
+        ]
+        if self._items and self._most < len(forms):
+            self._items = _not_outdone(self._items, self._most)
+        self._places = sorted({place for place, _ in self._items})
+        self._by_place = [[form for at, form in self._items if at == place] for place in self._places]
+        # At most this many can be taken anyway: then none has to be counted.
+        self._free = _Table(self._by_place, self._room, None, 1)
+        self._counted: _Table | None = None
+
+    @property
+    def step_tokens(self) -> int:
+        """1 while the choice is exact."""
+        if self._most >= len(self._places):
+            return 1
+        cells = len(self._items) * (self._most + 1) * (self._room + 1)
+        return -(-cells // MOST_CELLS)
+
+    def value(self, room_tokens: int) -> float:
+        """The sum of the values of `choice(room_tokens)`."""
+        return _value(self.choice(room_tokens))
+
+    def choice(self, room_tokens: int) -> Choice:
+        """The forms with the greatest sum of values that fit `room_tokens`, at most the room of the constructor.
+
+        Of equal sums the one with fewer tokens wins, then the one with chunks of better rank.
+        """
+        room = min(room_tokens, self._room)
+        if room < 0:
+            return (None,) * len(self._forms)
+        taken = self._free.choice(room)
+        if sum(form is not None for form in taken) <= self._most:
+            return self._spread(taken)
+        if self._counted is None:
+            self._counted = _Table(self._by_place, self._room, self._most, self.step_tokens)
+        chosen = self._spread(self._counted.choice(room))
+        if self.step_tokens == 1:
+            return chosen
+        whole = self._best_whole(room)
+        return whole if _value(whole) > _value(chosen) else chosen
+
+    def _spread(self, taken: Sequence[Form | None]) -> Choice:
+        chosen: list[Form | None] = [None] * len(self._forms)
+        for place, form in zip(self._places, taken, strict=True):
+            chosen[place] = form
+        return tuple(chosen)
+
+    def _best_whole(self, room_tokens: int) -> Choice:
+        """The longest run of whole chunks in rank order that fits."""
+        chosen: list[Form | None] = []
+        left = room_tokens
+        for chunk in self._forms[: self._most]:
+            whole = next((form for form in chunk if form.chunk.form == "whole"), None)
+            if whole is None or whole.tokens > left:
+                break
+            left -= whole.tokens
+            chosen.append(whole)
+        return (*chosen, *(None for _ in self._forms[len(chosen) :]))
+
+
+class _Table:
+    """Row i: the greatest value of the first i chunks, by the number of forms taken (where bounded) and tokens."""
+
+    def __init__(
+        self, chunks: Sequence[Sequence[Form]], room_tokens: int, most: int | None, step_tokens: int
+    ) -> None:
+        self._chunks = chunks
+        self._step = step_tokens
+        self._counts = most is not None
+        self._width = room_tokens // step_tokens + 1
+        shape = (len(chunks) + 1, (most or 0) + 1, self._width)
+        self._rows: NDArray[np.float64] = np.zeros(shape)
+        room = np.empty(shape[1:])
+        for at, forms in enumerate(chunks):
+            before, after = self._before(at), self._rows[at + 1]
+            np.copyto(after, self._rows[at])
+            target = after[1:] if self._counts else after
+            for form in forms:
+                steps = self._steps(form)
+                if steps >= self._width:
+                    continue
+                width = self._width - steps
+                sums = room[: len(target), :width]
+                np.add(before[:, :width], form.value, out=sums)
+                np.maximum(target[:, steps:], sums, out=target[:, steps:])
+
+    def choice(self, room_tokens: int) -> list[Form | None]:
+        count = self._rows.shape[1] - 1
+        last = self._rows[-1, count]
+        best = last[room_tokens // self._step]
+        steps = int(np.searchsorted(last, best))
+        taken: list[Form | None] = [None] * len(self._chunks)
+        for at in range(len(self._chunks) - 1, -1, -1):
+            value = self._rows[at + 1, count, steps]
+            if value == self._rows[at, count, steps]:
+                continue
+            left = count - 1 if self._counts else count
+            for form in sorted(self._chunks[at], key=lambda form: form.tokens):
+                cost = self._steps(form)
+                if cost <= steps and self._rows[at, left, steps - cost] + form.value == value:
+                    taken[at] = form
+                    count, steps = left, steps - cost
+                    break
+        return taken
+
+    def _before(self, at: int) -> NDArray[np.float64]:
+        return self._rows[at, :-1] if self._counts else self._rows[at]
+
+    def _steps(self, form: Form) -> int:
+        return -(-form.tokens // self._step)
+
+
+def _not_outdone(items: Sequence[tuple[int, Form]], most: int) -> list[tuple[int, Form]]:
+    """Without the forms that `most` other chunks outdo: each has a form of no more tokens and no less value.
+
+    A choice with such a form leaves one of those chunks out, which can take its place.
+    """
+    places = np.array([place for place, _ in items])
+    tokens = np.array([form.tokens for _, form in items])
+    values = np.array([form.value for _, form in items])
+    # Of equals the better rank comes first, so that no two outdo each other.
+    order = np.lexsort((places, tokens, -values))
+    standing = np.empty(len(items), dtype=np.intp)
+    standing[order] = np.arange(len(items))
+    outdoes = (tokens[:, None] <= tokens) & (standing[:, None] < standing) & (places[:, None] != places)
+    starts = np.flatnonzero(np.diff(places, prepend=-1))
+    chunks = np.logical_or.reduceat(outdoes, starts, axis=0).sum(axis=0)
+    return [item for item, many in zip(items, chunks.tolist(), strict=True) if many < most]
+
+
+def _value(choice: Choice) -> float:
+    return sum(form.value for form in choice if form is not None)
