@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from prompt_builder.labels import QUESTION_MARK, REFERENCES_MARK
+from prompt_builder.labels import QUESTION_MARK, REFERENCES_MARK, as_data
 from prompt_builder.template import ChatTemplate, TemplateRefused
 from prompt_builder.types import (
     Message,
@@ -19,6 +19,8 @@ from prompt_builder.types import (
 
 # Scaffolding that an unknown template may put around one message: more than any known one does.
 UNKNOWN_SCAFFOLD_TOKENS = 12
+
+SUMMARY_MARK = "Summary of the earlier conversation:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,19 @@ def system_text(instructions: str, client_system: str) -> str:
     return "\n\n".join(part for part in (instructions, client_system) if part)
 
 
-def system_block(instructions: str, client_system: str) -> Block | None:
+def system_block(instructions: str, client_system: str, summary: str = "") -> Block | None:
+    """The system text, then the summary of folded turns: a fold changes no byte and no token before itself."""
     text = system_text(instructions, client_system)
-    return Block("system", (Piece("system", text),)) if text else None
+    pieces = [Piece("system", text)] if text else []
+    if summary:
+        pieces.append(summary_piece(summary, behind_text=bool(text)))
+    return Block("system", tuple(pieces)) if pieces else None
+
+
+def summary_piece(summary: str, *, behind_text: bool) -> Piece:
+    """A summary repeats what users and documents said, so it is rendered as data: it forges no label, no heading."""
+    gap = "\n\n" if behind_text else ""
+    return Piece("summary", f"{gap}{SUMMARY_MARK}\n{as_data(summary).strip()}")
 
 
 def user_pieces(context: TurnContext, question: str) -> tuple[Piece, ...]:
@@ -87,9 +99,15 @@ def past_block(message: PastMessage, rendering: Rendering) -> Block:
 
 
 def blocks_of(instructions: str, plan: Plan) -> tuple[Block, ...]:
-    """All messages of a plan: system, past turns, the new user message."""
-    system = system_block(instructions, plan.system)
-    past = [past_block(message, plan.rendering) for message in plan.past]
+    """All messages of a plan: system and summary, past turns, the new user message.
+
+    `plan.rendering` is that of the messages behind the first `plan.stripped`.
+    """
+    system = system_block(instructions, plan.system, plan.summary)
+    past = [
+        past_block(message, "stripped" if place < plan.stripped else plan.rendering)
+        for place, message in enumerate(plan.past)
+    ]
     context = TurnContext(plan.chunks, tuple(chunk.label for chunk in plan.references), plan.evidence, plan.facts)
     question = Block("user", user_pieces(context, plan.question))
     return (*([system] if system else []), *past, question)

@@ -1,5 +1,6 @@
-"""Turn contexts and conversations as bytes. Token ids are not stored: they belong to one tokenizer."""
+"""Turns, folds and conversations as bytes. Token ids are not stored: they belong to one tokenizer."""
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -7,55 +8,112 @@ import orjson
 from prompt_builder.types import Message, PromptChunk, TurnContext
 from retrieval.types import RenderedChunk
 
-VERSION = 1
+TURN_VERSION = 2
+FOLD_VERSION = 1
+MESSAGES_VERSION = 1
 
 
 class CorruptValue(Exception):
     """Bytes that are not what this version writes."""
 
 
-def encode_context(context: TurnContext, written_at_s: float) -> bytes:
+@dataclass(frozen=True, slots=True)
+class StoredTurn:
+    """What was sent before a question. `stripped` leading messages of the past had no chunks in that prompt."""
+
+    context: TurnContext
+    stripped: int
+    written_at_s: float
+
+    def renewed(self, now_s: float) -> "StoredTurn":
+        return replace(self, written_at_s=now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFold:
+    """The summary of the first `folded` messages, and the files whose text it may hold."""
+
+    summary: str
+    folded: int
+    file_ids: tuple[str, ...]
+    written_at_s: float
+
+    def renewed(self, now_s: float) -> "StoredFold":
+        return replace(self, written_at_s=now_s)
+
+
+def encode_turn(turn: StoredTurn) -> bytes:
+    context = turn.context
     chunks = [
-        [chunk.label, chunk.file_id, chunk.filename, chunk.title, chunk.relevance, chunk.body, chunk.rendered.text]
+        [
+            chunk.label,
+            chunk.file_id,
+            chunk.filename,
+            chunk.title,
+            chunk.relevance,
+            chunk.body,
+            chunk.rendered.text,
+            chunk.form,
+        ]
         for chunk in context.chunks
     ]
-    return orjson.dumps([VERSION, written_at_s, chunks, context.references, context.evidence, context.facts])
+    said = (chunks, context.references, context.evidence, context.facts)
+    return orjson.dumps([TURN_VERSION, turn.written_at_s, *said, turn.stripped])
 
 
-def decode_context(raw: bytes) -> tuple[TurnContext, float]:
-    """The context and when it was written, in seconds; raises CorruptValue."""
+def decode_turn(raw: bytes) -> StoredTurn:
+    """Raises CorruptValue."""
     try:
-        version, written_at_s, chunks, references, evidence, facts = orjson.loads(raw)
-        _check(version == VERSION, *map(_is_text, (evidence, facts, *references)))
+        version, written_at_s, chunks, references, evidence, facts, stripped = orjson.loads(raw)
+        _check(version == TURN_VERSION, _is_count(stripped), *map(_is_text, (evidence, facts, *references)))
         context = TurnContext(tuple(map(_chunk, chunks)), tuple(references), evidence, facts)
-        return context, float(written_at_s)
+        return StoredTurn(context, stripped, float(written_at_s))
+    except (ValueError, TypeError) as error:
+        raise CorruptValue(str(error)) from error
+
+
+def encode_fold(fold: StoredFold) -> bytes:
+    return orjson.dumps([FOLD_VERSION, fold.written_at_s, fold.folded, fold.summary, fold.file_ids])
+
+
+def decode_fold(raw: bytes) -> StoredFold:
+    """Raises CorruptValue."""
+    try:
+        version, written_at_s, folded, summary, file_ids = orjson.loads(raw)
+        _check(version == FOLD_VERSION, _is_count(folded), _is_text(summary), bool(summary))
+        _check(isinstance(file_ids, list), *map(_is_text, file_ids))
+        return StoredFold(summary, folded, tuple(file_ids), float(written_at_s))
     except (ValueError, TypeError) as error:
         raise CorruptValue(str(error)) from error
 
 
 def encode_messages(messages: list[Message]) -> bytes:
-    return orjson.dumps([VERSION, [[message.role, message.content] for message in messages]])
+    return orjson.dumps([MESSAGES_VERSION, [[message.role, message.content] for message in messages]])
 
 
 def decode_messages(raw: bytes) -> list[Message]:
     """Raises CorruptValue."""
     try:
         version, messages = orjson.loads(raw)
-        _check(version == VERSION, *(_is_text(role) and _is_text(content) for role, content in messages))
+        _check(version == MESSAGES_VERSION, *(_is_text(role) and _is_text(content) for role, content in messages))
         return [Message(role, content) for role, content in messages]
     except (ValueError, TypeError) as error:
         raise CorruptValue(str(error)) from error
 
 
 def _chunk(fields: list[Any]) -> PromptChunk:
-    label, file_id, filename, title, relevance, body, text = fields
-    _check(*map(_is_text, (label, file_id, filename, title, body, text)))
+    label, file_id, filename, title, relevance, body, text, form = fields
+    _check(*map(_is_text, (label, file_id, filename, title, body, text)), form in ("whole", "extract"))
     rendered = RenderedChunk(label, text, ())
-    return PromptChunk(label, file_id, filename, title, float(relevance), body, rendered)
+    return PromptChunk(label, file_id, filename, title, float(relevance), body, rendered, form)
 
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _check(*conditions: bool) -> None:

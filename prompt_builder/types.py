@@ -77,8 +77,8 @@ class Transcript:
 
     `system` joins the client's leading system and developer messages. `known` is the number of past
     messages whose rendering the gateway recognised. `summary` stands for the first `folded` of the past messages,
-    which are then not rendered. `stripped` is the number of leading past messages that the conversation's last
-    prompt rendered without chunks: these are what the engine holds.
+    which are then not rendered; it may hold text of the files `summary_files`. `stripped` is the number of leading
+    past messages that the conversation's last prompt rendered without chunks: these are what the engine holds.
     """
 
     system: str
@@ -89,6 +89,7 @@ class Transcript:
     summary: str = ""
     folded: int = 0
     stripped: int = 0
+    summary_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

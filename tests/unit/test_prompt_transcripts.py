@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from cache.memory import MemoryStore
-from prompt_builder.stored import CorruptValue, decode_context, decode_messages
+from prompt_builder.stored import CorruptValue, decode_fold, decode_messages, decode_turn
 from prompt_builder.transcripts import MAX_CONVERSATION_MESSAGES, NoQuestion, Transcripts, without_files
 from prompt_builder.types import Message, Plan, PromptChunk, Transcript, TurnContext
 from retrieval.types import RenderedChunk
@@ -172,11 +172,26 @@ async def test_a_corrupt_value_is_a_miss_that_is_counted() -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"null", b"[]", b"{}", b'[2,0,[],[],"",""]', b'[1,0,[["a"]],[],"",""]', b'[1,0,[],[1],"",""]', b"\xff"],
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b'[1,0,[],[],"",""]',
+        b'[2,0,[["a"]],[],"","",0]',
+        b'[2,0,[],[1],"","",0]',
+        b'[2,0,[],[],"","",-1]',
+        b'[1,0,true,"s",[]]',
+        b'[1,0,2,"",[]]',
+        b'[1,0,2,"s","ab"]',
+        b"\xff",
+    ],
 )
 def test_bytes_of_another_kind_are_corrupt(raw: bytes) -> None:
     with pytest.raises(CorruptValue):
-        decode_context(raw)
+        decode_turn(raw)
+    with pytest.raises(CorruptValue):
+        decode_fold(raw)
     with pytest.raises(CorruptValue):
         decode_messages(raw)
 
