@@ -1,0 +1,302 @@
+"""When a prefill starts: the queue before one replica, its slots, and the time that is left for background work."""
+
+import asyncio
+import time
+from bisect import insort
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from gateway.queueing import Prefill, Queued, batch_s, first_batch, limit_tokens, turn_order, wait_s
+from latency.speed import SpeedEstimate
+
+__all__ = ["Background", "Pacer", "Prefill", "QueueFull", "Ticket"]
+
+# A batch that takes so many times its prediction, and so long, is no longer waited for: others may do better.
+LATE_FACTOR = 4.0
+LATE_S = 5.0
+_LEAST_DELAY_S = 0.001
+
+
+class QueueFull(Exception):
+    """As many wait as may. `wait_s` is the predicted wait of this request, had it been let in."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(f"The queue is full; the predicted wait is {wait_s:.3f} s.")
+        self.wait_s = wait_s
+
+
+@dataclass(slots=True, eq=False)
+class Background:
+    """Work in a replica's idle time. `abandoned` is set as soon as a user's request comes: stop then."""
+
+    abandoned: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """Prefills released together. `began_s`: when the engine came to them; their release while others are before."""
+
+    seconds: float
+    began_s: float
+    tickets: "set[Ticket]"
+
+    @property
+    def end_s(self) -> float:
+        return self.began_s + self.seconds
+
+    @property
+    def late_s(self) -> float:
+        return self.began_s + max(LATE_S, LATE_FACTOR * self.seconds)
+
+
+class Ticket:
+    """The right to a prefill. Its owner calls `done` in the end, whatever happened; all calls are idempotent."""
+
+    __slots__ = ("_batch", "_pacer", "_timer", "job", "waited_s")
+
+    def __init__(self, pacer: "Pacer", job: Prefill, waited_s: float) -> None:
+        self._pacer = pacer
+        self._batch: _Batch | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.job = job
+        self.waited_s = waited_s
+
+    def first_token(self) -> None:
+        """The prefill is over; the decode goes on beside the next one."""
+        self._pacer._prefilled(self, still_decoding=True)
+
+    def first_token_expected(self, seconds: float) -> None:
+        """For an answer that is not streamed: it counts as prefilled after so long, unless `done` comes before."""
+        if self._timer is None and self._batch is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self.first_token)
+
+    def done(self) -> None:
+        """The request is over: answered, failed or abandoned."""
+        self._pacer._prefilled(self, still_decoding=False)
+
+
+class Pacer:
+    """Releases the prefills of one replica in turn. Everything but `wait_s` belongs to one event loop."""
+
+    def __init__(
+        self, *, enabled: bool = True, max_queued: int = 512, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._enabled = enabled
+        self._max_queued = max_queued
+        self._clock = clock
+        self._speed: SpeedEstimate | None = None
+        self._queue: list[Queued] = []
+        self._waiters: dict[Queued, asyncio.Future[Ticket]] = {}
+        self._batches: list[_Batch] = []
+        self._decoding: set[Ticket] = set()
+        self._numbers = 0
+        self._passed_s = 0.0
+        self._release_due: asyncio.Handle | None = None
+        self._background: Background | None = None
+        self._background_turn = asyncio.Lock()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # figures
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for their prefill."""
+        return len(self._queue)
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """Uncached tokens of the prefills that were released and have not given their first token."""
+        return sum(ticket.job.uncached_tokens for batch in self._batches for ticket in batch.tickets)
+
+    @property
+    def limit_tokens(self) -> int:
+        """The most uncached tokens that are released together now; a single larger prefill goes alone."""
+        return limit_tokens(self._speed, sum(queued.job.uncached_tokens for queued in tuple(self._queue)))
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued and no prefill is in flight."""
+        return not self._queue and not self._batches
+
+    @property
+    def decoding(self) -> int:
+        """Requests whose first token has come and which are not done."""
+        return len(self._decoding)
+
+    def learned(self, speed: SpeedEstimate | None) -> None:
+        """What is known of the replica's speed from now on; None: nothing."""
+        self._speed = speed
+        self._release_soon()
+
+    def wait_s(self, prefill_s: float, deadline_s: float | None = None) -> float:
+        """The predicted wait of a prefill of so many seconds that would enter now. Read-only; any thread may call."""
+        now_s = self._clock()
+        rest_s = self._rest_s(now_s)
+        if not self._enabled:
+            return rest_s
+        queue = list(self._queue)
+        if not queue and not rest_s:
+            return 0.0
+        fixed_s = self._fixed_s()
+        per_token_s = self._speed.prefill.per_token_s if self._speed is not None else 0.0
+        tokens = int(max(0.0, prefill_s - fixed_s) / per_token_s) if per_token_s > 0 else 0
+        new = Queued(Prefill(tokens, 0, prefill_s, deadline_s), now_s, self._numbers + 1)
+        insort(queue, new, key=_turn)
+        order = turn_order(queue, now_s + rest_s, self._passed_s)
+        limit = limit_tokens(self._speed, sum(queued.job.uncached_tokens for queued in queue))
+        return wait_s(order, new, rest_s, limit, fixed_s)
+
+    # a request's way
+
+    async def enter(self, job: Prefill) -> Ticket:
+        """Wait for the job's turn. Raises QueueFull at once; a cancelled waiter leaves no trace."""
+        if self._background is not None:
+            self._background.abandoned.set()
+        now_s = self._clock()
+        if not self._enabled:
+            ticket = Ticket(self, job, 0.0)
+            self._launch([ticket], now_s)
+            return ticket
+        if len(self._queue) >= self._max_queued:
+            raise QueueFull(self.wait_s(job.seconds, job.deadline_s))
+        self._numbers += 1
+        queued = Queued(job, now_s, self._numbers)
+        turn: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
+        insort(self._queue, queued, key=_turn)
+        self._waiters[queued] = turn
+        self._idle.clear()
+        # Requests that come in the same moment are all in the queue before the first of them is chosen.
+        self._release_soon()
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                turn.result().done()
+            else:
+                self._leave(queued)
+            raise
+
+    @asynccontextmanager
+    async def background(self) -> AsyncIterator[Background]:
+        """Waits until the replica is idle. Several take turns; a user's request waits for none of them."""
+        async with self._background_turn:
+            while not self.idle:
+                await self._idle.wait()
+            self._background = work = Background()
+            try:
+                yield work
+            finally:
+                self._background = None
+
+    # inside
+
+    def _fixed_s(self) -> float:
+        return self._speed.prefill.fixed_s if self._speed is not None else 0.0
+
+    def _rest_s(self, now_s: float) -> float:
+        """What the engine still has to do of what it was given, as predicted."""
+        batches = tuple(self._batches)
+        if not batches:
+            return 0.0
+        return max(0.0, batches[0].end_s - now_s) + sum(batch.seconds for batch in batches[1:])
+
+    def _leave(self, queued: Queued) -> None:
+        if self._waiters.pop(queued, None) is not None:
+            self._queue.remove(queued)
+            self._release_soon()
+
+    def _release_soon(self) -> None:
+        self._release_at(0.0)
+
+    def _release_at(self, delay_s: float) -> None:
+        if self._release_due is not None:
+            self._release_due.cancel()
+            self._release_due = None
+        if self._queue:
+            loop = asyncio.get_running_loop()
+            self._release_due = (
+                loop.call_soon(self._release) if delay_s <= 0 else loop.call_later(delay_s, self._release)
+            )
+        elif self.idle:
+            self._idle.set()
+
+    def _release(self) -> None:
+        """Release the next batch if the engine is about to be free; else come back when it is."""
+        self._release_due = None
+        now_s = self._clock()
+        self._give_up_late(now_s)
+        if not self._queue:
+            return
+        order = turn_order(self._queue, now_s + self._rest_s(now_s), self._passed_s)
+        delay_s = self._until_free_s(order[0], now_s)
+        if delay_s > 0:
+            self._release_at(delay_s)
+            return
+        tickets = []
+        for queued in order[: first_batch(order, self.limit_tokens)]:
+            in_turn = queued is self._queue[0]
+            self._passed_s = 0.0 if in_turn else self._passed_s + queued.job.seconds
+            self._queue.remove(queued)
+            turn = self._waiters.pop(queued)
+            if not turn.done():
+                ticket = Ticket(self, queued.job, now_s - queued.entered_s)
+                tickets.append(ticket)
+                turn.set_result(ticket)
+        self._launch(tickets, now_s)
+        self._release_soon()
+
+    def _until_free_s(self, first: Queued, now_s: float) -> float:
+        """Seconds after which to look again whether the next batch should leave; 0: now.
+
+        One batch may be on its way to the engine while it computes another, for the time that the way takes: that
+        is part of the fixed cost. As long as the speed is unknown all may leave that the limit holds.
+        """
+        if not self._batches:
+            return 0.0
+        if self._speed is None:
+            if self.in_flight_tokens + first.job.uncached_tokens <= self.limit_tokens:
+                return 0.0
+        elif len(self._batches) == 1:
+            return max(0.0, self._batches[0].end_s - self._fixed_s() - now_s)
+        return max(_LEAST_DELAY_S, self._batches[0].late_s - now_s)
+
+    def _give_up_late(self, now_s: float) -> None:
+        while self._batches and now_s >= self._batches[0].late_s:
+            for ticket in tuple(self._batches[0].tickets):
+                ticket.first_token()
+
+    def _launch(self, tickets: list[Ticket], now_s: float) -> None:
+        if not tickets:
+            return
+        seconds = batch_s([ticket.job for ticket in tickets], self._fixed_s())
+        batch = _Batch(seconds, now_s, set(tickets))
+        for ticket in tickets:
+            ticket._batch = batch
+        self._batches.append(batch)
+        self._idle.clear()
+
+    def _prefilled(self, ticket: Ticket, *, still_decoding: bool) -> None:
+        if ticket._timer is not None:
+            ticket._timer.cancel()
+        batch, ticket._batch = ticket._batch, None
+        if not still_decoding:
+            self._decoding.discard(ticket)
+        if batch is None:
+            return
+        if still_decoding:
+            self._decoding.add(ticket)
+        batch.tickets.discard(ticket)
+        if not batch.tickets:
+            was_first = batch is self._batches[0]
+            self._batches.remove(batch)
+            if was_first and self._batches:
+                self._batches[0].began_s = self._clock()
+        elif not still_decoding:
+            batch.seconds -= max(0.0, ticket.job.seconds - self._fixed_s())
+        self._release_soon()
+
+
+def _turn(queued: Queued) -> tuple[float, int]:
+    return queued.turn

@@ -1,0 +1,150 @@
+"""Whose prefill starts next on a replica, and how many at once: pure decisions over values, without clock or I/O."""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from latency.speed import SpeedEstimate
+
+# A request may be overtaken by shorter ones that come up to so many times the difference of their prefills later.
+PATIENCE = 2.0
+# Urgent prefills may go before the one whose turn it is for so many times its own prefill: a fifth is its share.
+OVERTAKING = 4.0
+# Tokens in flight while nothing is known of the engine: what it computes in one step by default.
+UNKNOWN_LIMIT_TOKENS = 2048
+# A step's fixed cost is at most a third of it where there is work enough.
+LEAST_FIXED_COSTS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """One request's prefill as predicted. `deadline_s` is a time of the pacer's monotonic clock."""
+
+    uncached_tokens: int
+    cached_tokens: int
+    seconds: float
+    deadline_s: float | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Queued:
+    """A prefill that waits. `turn` orders the queue: shortest first, aged by the time of entry."""
+
+    job: Prefill
+    entered_s: float
+    number: int
+    turn: tuple[float, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "turn", (self.entered_s + PATIENCE * self.job.seconds, self.number))
+
+
+def limit_tokens(speed: SpeedEstimate | None, queued_tokens: int) -> int:
+    """The most uncached tokens to have in flight together.
+
+    All prefills of a step get their first token at its end, so that each delays the others; but every step costs
+    `fixed_s`. For n prefills of u tokens in steps of m the mean TTFT is least at m·u = √(n·u · a/b): the longer the
+    queue, the larger the step. It is never so small that the fixed cost dominates.
+    """
+    if speed is None:
+        return UNKNOWN_LIMIT_TOKENS
+    model = speed.prefill
+    if model.per_token_s <= 0:
+        return UNKNOWN_LIMIT_TOKENS
+    fixed_tokens = model.fixed_s / model.per_token_s
+    return int(max(LEAST_FIXED_COSTS * fixed_tokens, math.sqrt(queued_tokens * fixed_tokens)))
+
+
+def most_on_time(queue: Sequence[Queued], free_s: float) -> list[Queued]:
+    """The most prefills that can all keep their deadlines one after the other from `free_s`, in order of deadline.
+
+    Those without a deadline or with one that is lost are left out (Moore 1968, with Hodgson's rule: whenever a
+    deadline would be missed, the longest so far goes).
+    """
+    longest: list[tuple[float, int, Queued]] = []
+    now_s = free_s
+    for queued in sorted(
+        (queued for queued in queue if queued.job.deadline_s is not None),
+        key=lambda queued: (queued.job.deadline_s, queued.number),
+    ):
+        heapq.heappush(longest, (-queued.job.seconds, queued.number, queued))
+        now_s += queued.job.seconds
+        assert queued.job.deadline_s is not None
+        if now_s > queued.job.deadline_s:
+            now_s += heapq.heappop(longest)[0]
+    return sorted((entry[2] for entry in longest), key=lambda queued: (queued.job.deadline_s or 0.0, queued.number))
+
+
+def turn_order(queue: Sequence[Queued], free_s: float, passed_s: float = 0.0) -> list[Queued]:
+    """The queue in the order in which its prefills start, the engine being free at `free_s`.
+
+    `queue` is sorted by `turn` and is served in that order, except that a prefill with a deadline that can still be
+    kept goes first as soon as it could not wait for the next in turn. `passed_s` is the work that was let pass since
+    the last in turn: at OVERTAKING times its own the one in turn goes all the same, so that nothing starves.
+    """
+    latest: list[tuple[float, Queued]] = []
+    bound_s = math.inf
+    for queued in reversed(most_on_time(queue, free_s)):
+        assert queued.job.deadline_s is not None
+        bound_s = min(bound_s, queued.job.deadline_s) - queued.job.seconds
+        latest.append((bound_s, queued))
+    if not latest:
+        return list(queue)
+    order: list[Queued] = []
+    taken: set[int] = set()
+    now_s = free_s
+    for in_turn in queue:
+        while latest and in_turn.number not in taken:
+            start_s, urgent = latest[-1]
+            if urgent.number in taken:
+                latest.pop()
+                continue
+            if urgent is in_turn or now_s + in_turn.job.seconds <= start_s:
+                break
+            if passed_s + urgent.job.seconds > OVERTAKING * in_turn.job.seconds and passed_s > 0:
+                break
+            latest.pop()
+            order.append(urgent)
+            taken.add(urgent.number)
+            now_s += urgent.job.seconds
+            passed_s += urgent.job.seconds
+        if in_turn.number not in taken:
+            order.append(in_turn)
+            taken.add(in_turn.number)
+            now_s += in_turn.job.seconds
+            passed_s = 0.0
+    return order
+
+
+def first_batch(order: Sequence[Queued], limit: int) -> int:
+    """How many of `order` are released together: as many as the limit holds, at least one."""
+    tokens = 0
+    for count, queued in enumerate(order):
+        tokens += queued.job.uncached_tokens
+        if count and tokens > limit:
+            return count
+    return len(order)
+
+
+def batch_s(jobs: Sequence[Prefill], fixed_s: float) -> float:
+    """The predicted time of prefills that share steps: the fixed cost is paid once."""
+    if not jobs:
+        return 0.0
+    return fixed_s + sum(max(0.0, job.seconds - fixed_s) for job in jobs)
+
+
+def wait_s(order: Sequence[Queued], new: Queued, rest_s: float, limit: int, fixed_s: float) -> float:
+    """Seconds that `new`, one of `order`, waits: from now to the end of its batch, less its own prefill.
+
+    `rest_s` is what the engine still has to do. The limit is held at today's, though it shrinks with the queue.
+    """
+    passed_s = rest_s
+    left = list(order)
+    while left:
+        count = first_batch(left, limit)
+        batch, left = left[:count], left[count:]
+        passed_s += batch_s([queued.job for queued in batch], fixed_s)
+        if any(queued is new for queued in batch):
+            break
+    return max(0.0, passed_s - new.job.seconds)

@@ -1,0 +1,217 @@
+"""The pacer on a clock that jumps: turns, limits, cancellation, background work."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from bench.virtual_time import VirtualTimeLoop
+from gateway.pacing import Pacer, Prefill, QueueFull, Ticket
+from latency.model import CPU_135M
+from latency.speed import SpeedEstimate
+
+SPEED = SpeedEstimate(CPU_135M, factor=1.1, quantile=0.95, samples=50, source="learned")
+
+
+def in_virtual_time(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(main())
+
+
+def a_pacer(**changes: Any) -> Pacer:
+    pacer = Pacer(clock=asyncio.get_running_loop().time, **changes)
+    pacer.learned(SPEED)
+    return pacer
+
+
+def prefill(tokens: int, deadline_s: float | None = None) -> Prefill:
+    return Prefill(tokens, 0, SPEED.predict_s(tokens), deadline_s)
+
+
+async def served(pacer: Pacer, job: Prefill, order: list[int]) -> Ticket:
+    """A request on an engine that is exactly as fast as predicted."""
+    ticket = await pacer.enter(job)
+    order.append(job.uncached_tokens)
+    await asyncio.sleep(job.seconds)
+    ticket.first_token()
+    ticket.done()
+    return ticket
+
+
+def test_a_lone_request_is_released_at_once() -> None:
+    async def main() -> None:
+        pacer = a_pacer()
+        assert pacer.wait_s(1.0) == 0.0
+        ticket = await pacer.enter(prefill(500))
+        assert ticket.waited_s == 0.0
+        assert (pacer.in_flight_tokens, pacer.queued, pacer.idle) == (500, 0, False)
+        ticket.first_token()
+        assert (pacer.in_flight_tokens, pacer.decoding, pacer.idle) == (0, 1, True)
+        ticket.done()
+        ticket.done()
+        assert pacer.decoding == 0
+
+    in_virtual_time(main)
+
+
+def test_a_burst_is_served_shortest_first() -> None:
+    async def main() -> None:
+        pacer, order = a_pacer(), []
+        async with asyncio.TaskGroup() as group:
+            for tokens in (800, 300, 500, 250, 700):
+                group.create_task(served(pacer, prefill(tokens), order))
+        assert order == [250, 300, 500, 700, 800]
+        assert pacer.idle
+
+    in_virtual_time(main)
+
+
+def test_a_full_queue_refuses_with_the_predicted_wait() -> None:
+    async def main() -> None:
+        pacer, order = a_pacer(max_queued=2), []
+        async with asyncio.TaskGroup() as group:
+            for tokens in (800, 700):
+                group.create_task(served(pacer, prefill(tokens), order))
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFull) as refused:
+                await pacer.enter(prefill(900))
+            expected_s = SPEED.predict_s(800) + SPEED.predict_s(700)
+            assert refused.value.wait_s == pytest.approx(expected_s, rel=0.1)
+
+    in_virtual_time(main)
+
+
+def test_a_cancelled_waiter_leaves_no_trace() -> None:
+    async def main() -> None:
+        pacer, order = a_pacer(), []
+        first = await pacer.enter(prefill(500))
+        waiting = asyncio.create_task(pacer.enter(prefill(400)))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert pacer.queued == 0
+        assert pacer.in_flight_tokens == 500
+        first.done()
+        await served(pacer, prefill(100), order)
+        assert pacer.idle
+
+    in_virtual_time(main)
+
+
+def test_a_waiter_that_is_cancelled_as_it_is_released_gives_its_slot_back() -> None:
+    async def main() -> None:
+        pacer = a_pacer()
+        waiting = asyncio.create_task(pacer.enter(prefill(400)))
+        for _ in range(10):
+            if pacer.in_flight_tokens:
+                break
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert pacer.in_flight_tokens == 0
+        assert pacer.idle
+
+    in_virtual_time(main)
+
+
+def test_a_deadline_that_can_be_kept_goes_before_shorter_prefills() -> None:
+    async def main() -> None:
+        pacer, order = a_pacer(), []
+        now_s = asyncio.get_running_loop().time()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(served(pacer, prefill(300), order))
+            group.create_task(served(pacer, prefill(400), order))
+            urgent = prefill(800, now_s + SPEED.predict_s(800) + 0.1)
+            group.create_task(served(pacer, urgent, order))
+            group.create_task(served(pacer, prefill(600, now_s + 0.1), order))
+        assert order == [800, 300, 400, 600], "the last one's deadline is lost, so it waits its turn"
+
+    in_virtual_time(main)
+
+
+def test_background_work_waits_for_idleness_and_is_told_to_stop_by_a_request() -> None:
+    async def main() -> None:
+        pacer = a_pacer()
+        ticket = await pacer.enter(prefill(500))
+        entered: list[str] = []
+
+        async def work(name: str) -> None:
+            async with pacer.background() as background:
+                entered.append(name)
+                await background.abandoned.wait()
+                await asyncio.sleep(0.05)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(work("fold"))
+            group.create_task(work("prewarm"))
+            await asyncio.sleep(1.0)
+            assert entered == []
+            ticket.first_token()
+            await asyncio.sleep(0.01)
+            assert entered == ["fold"], "one at a time"
+            second = await pacer.enter(prefill(200))
+            assert second.waited_s == 0.0, "a request does not wait for background work"
+            await asyncio.sleep(1.0)
+            assert entered == ["fold"]
+            second.done()
+            await asyncio.sleep(0.1)
+            assert entered == ["fold", "prewarm"]
+            (await pacer.enter(prefill(100))).done()
+
+    in_virtual_time(main)
+
+
+def test_an_answer_that_is_not_streamed_counts_as_prefilled_when_expected() -> None:
+    async def main() -> None:
+        pacer = a_pacer()
+        ticket = await pacer.enter(prefill(500))
+        ticket.first_token_expected(0.6)
+        await asyncio.sleep(0.5)
+        assert pacer.in_flight_tokens == 500
+        await asyncio.sleep(0.2)
+        assert (pacer.in_flight_tokens, pacer.decoding) == (0, 1)
+        ticket.done()
+        assert pacer.decoding == 0
+
+    in_virtual_time(main)
+
+
+def test_switched_off_everything_is_released_at_once_and_counted() -> None:
+    async def main() -> None:
+        pacer = a_pacer(enabled=False, max_queued=1)
+        tickets = [await pacer.enter(prefill(500)) for _ in range(4)]
+        assert pacer.in_flight_tokens == 2000
+        assert pacer.wait_s(0.1) == pytest.approx(4 * SPEED.predict_s(500))
+        for ticket in tickets:
+            ticket.done()
+        assert pacer.idle
+
+    in_virtual_time(main)
+
+
+def test_without_an_estimate_as_many_are_released_as_one_step_takes() -> None:
+    async def main() -> None:
+        pacer = a_pacer()
+        pacer.learned(None)
+        waiting = [asyncio.create_task(pacer.enter(Prefill(900, 0, 0.0, None))) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        assert [task.done() for task in waiting] == [True, True, False]
+        waiting[0].result().first_token()
+        await asyncio.sleep(0.1)
+        assert waiting[2].done()
+
+    in_virtual_time(main)
+
+
+def test_a_request_that_the_engine_never_answers_holds_the_others_back_for_seconds_only() -> None:
+    async def main() -> None:
+        pacer, order = a_pacer(), []
+        await pacer.enter(prefill(100))
+        started_s = asyncio.get_running_loop().time()
+        await served(pacer, prefill(200), order)
+        assert asyncio.get_running_loop().time() - started_s < 10
+
+    in_virtual_time(main)
