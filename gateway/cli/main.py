@@ -15,6 +15,7 @@ from gateway.cli.keys import key
 from gateway.cli.listing import calls, stores_app
 from gateway.cli.reindex import reindex
 from gateway.cli.serve import serve
+from gateway.cli.size import size
 from gateway.cli.terminal import CliError, err
 
 INTERRUPTED = 130
@@ -41,7 +42,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, engine, ingest, ask, calls, key, reindex, doctor, demo):
+for command in (serve, engine, ingest, ask, calls, key, reindex, doctor, demo, size):
     app.command()(command)
 app.add_typer(stores_app, name="stores")
 
