@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from prompt_builder.types import PromptChunk
 
 # Cells of the table (forms x counts x tokens) up to which tokens are counted one by one; about a millisecond.
-MOST_CELLS = 2_000_000
+MOST_CELLS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,26 @@ class Knapsack:
     `forms` holds the possible forms of each chunk, chunks in rank order; at most one form of a chunk and at most
     `most_chunks` forms are taken. Values are not negative.
 
-    Exact while the table has at most MOST_CELLS cells. Beyond, tokens are counted in steps of `step_tokens`, rounded
-    up for each form: a choice still never exceeds its room, is never worse than the best run of whole chunks in rank
-    order that fits, and has at least the optimum of a room that is `most_chunks` x (`step_tokens` - 1) smaller.
+    Exact while the table has at most `most_cells` cells. Beyond, tokens are counted in steps of `step_tokens`,
+    rounded up for each form: a choice still never exceeds its room, is never worse than the best run of whole chunks
+    in rank order that fits, and has at least the optimum of a room that is (`most_chunks` + 1) x (`step_tokens` - 1)
+    smaller.
     """
 
-    def __init__(self, forms: Sequence[Sequence[Form]], room_tokens: int, most_chunks: int) -> None:
+    def __init__(
+        self,
+        forms: Sequence[Sequence[Form]],
+        room_tokens: int,
+        most_chunks: int,
+        most_cells: int = MOST_CELLS,
+    ) -> None:
         self._forms = forms
-        self._room = max(0, room_tokens)
+        self._most_cells = most_cells
         self._most = max(0, most_chunks)
+        largest = sorted((max(form.tokens for form in chunk) for chunk in forms if chunk), reverse=True)
+        # More room than this never changes an exact choice.
+        self._room = max(0, min(room_tokens, sum(largest[: self._most])))
+        self._asked_room = max(0, room_tokens)
         self._items = [
             (place, form) for place, chunk in enumerate(forms) for form in chunk if form.tokens <= self._room
         ]
@@ -61,7 +72,7 @@ class Knapsack:
         if self._most >= len(self._places):
             return 1
         cells = len(self._items) * (self._most + 1) * (self._room + 1)
-        return -(-cells // MOST_CELLS)
+        return max(1, -(-cells // self._most_cells))
 
     def value(self, room_tokens: int) -> float:
         """The sum of the values of `choice(room_tokens)`."""
@@ -72,18 +83,19 @@ class Knapsack:
 
         Of equal sums the one with fewer tokens wins, then the one with chunks of better rank.
         """
-        room = min(room_tokens, self._room)
-        if room < 0:
+        if room_tokens < 0:
             return (None,) * len(self._forms)
-        taken = self._free.choice(room)
+        taken = self._free.choice(room_tokens)
         if sum(form is not None for form in taken) <= self._most:
             return self._spread(taken)
         if self._counted is None:
-            self._counted = _Table(self._by_place, self._room, self._most, self.step_tokens)
-        chosen = self._spread(self._counted.choice(room))
+            step = self.step_tokens
+            room = min(self._asked_room, self._room + (self._most + 1) * (step - 1))
+            self._counted = _Table(self._by_place, room, self._most, step)
+        chosen = self._spread(self._counted.choice(room_tokens))
         if self.step_tokens == 1:
             return chosen
-        whole = self._best_whole(room)
+        whole = self._best_whole(min(room_tokens, self._asked_room))
         return whole if _value(whole) > _value(chosen) else chosen
 
     def _spread(self, taken: Sequence[Form | None]) -> Choice:
@@ -134,7 +146,7 @@ class _Table:
     def choice(self, room_tokens: int) -> list[Form | None]:
         count = self._rows.shape[1] - 1
         last = self._rows[-1, count]
-        best = last[room_tokens // self._step]
+        best = last[min(room_tokens // self._step, self._width - 1)]
         steps = int(np.searchsorted(last, best))
         taken: list[Form | None] = [None] * len(self._chunks)
         for at in range(len(self._chunks) - 1, -1, -1):
