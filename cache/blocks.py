@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 HASH_BYTES = 16
+ID_BYTES = 4
 
 
 def block_hashes(token_ids: Sequence[int], block_size: int, salt: str = "") -> tuple[bytes, ...]:
@@ -17,14 +18,12 @@ def block_hashes(token_ids: Sequence[int], block_size: int, salt: str = "") -> t
     if block_size <= 0:
         raise ValueError(f"block_size must be positive, not {block_size}")
     whole = len(token_ids) // block_size
-    packed = memoryview(struct.pack(f"<{whole * block_size}I", *token_ids[: whole * block_size]))
-    stride = 4 * block_size
+    packed = pack_ids(token_ids[: whole * block_size])
+    stride = ID_BYTES * block_size
     parent = root_hash(block_size, salt)
     hashes = []
     for start in range(0, whole * stride, stride):
-        block = blake2b(parent, digest_size=HASH_BYTES)
-        block.update(packed[start : start + stride])
-        parent = block.digest()
+        parent = child_hash(parent, packed[start : start + stride])
         hashes.append(parent)
     return tuple(hashes)
 
@@ -32,3 +31,13 @@ def block_hashes(token_ids: Sequence[int], block_size: int, salt: str = "") -> t
 def root_hash(block_size: int, salt: str = "") -> bytes:
     """The parent of the first block. Block sizes do not mix: each has its own root."""
     return blake2b(f"{block_size}:{salt}".encode(), digest_size=HASH_BYTES).digest()
+
+
+def child_hash(parent: bytes, packed_block: bytes) -> bytes:
+    """The hash of the block behind `parent`, its ids given as `pack_ids` packs them."""
+    return blake2b(parent + packed_block, digest_size=HASH_BYTES).digest()
+
+
+def pack_ids(token_ids: Sequence[int]) -> bytes:
+    """Ids as 4 bytes each, little-endian. Raises struct.error for an id that is negative or needs more."""
+    return struct.pack(f"<{len(token_ids)}I", *token_ids)

@@ -1,0 +1,137 @@
+"""The blocks of an engine's KV cache: which contents they hold, and which of them is evicted next."""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+UNKNOWN = b""
+"""The key of a block whose content is computed but not known here: nothing can hit it."""
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A block with content. `references` counts the running requests that use it.
+
+    `released` is the turn in which it last joined the eviction queue: of two blocks in the queue the lower one is
+    evicted first.
+    """
+
+    key: bytes
+    references: int = 1
+    released: int = 0
+
+
+class BlockQueue:
+    """What vLLM's block pool does, without the blocks' numbers.
+
+    A free block without content is taken first, then the least recently released one with content. Two blocks may
+    hold the same content (the engine does not merge them); the older one is hit. Blocks with content are kept in
+    memory, so at most `capacity`; the empty ones are only counted. Not safe for writers in several threads;
+    membership of `resident` may be read from any.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity <= 0:
+            raise ValueError(f"capacity must be positive, not {capacity}")
+        self.capacity = capacity
+        self.evictions = 0
+        self.resident: dict[bytes, Block] = {}
+        self._copies: dict[bytes, list[Block]] = {}
+        self._queue: OrderedDict[Block, None] = OrderedDict()
+        self._empty = capacity
+        self._turn = 0
+
+    def clear(self) -> None:
+        """As a new engine: nothing is held, nothing is in use."""
+        self.resident.clear()
+        self._copies.clear()
+        self._queue.clear()
+        self._empty = self.capacity
+
+    @property
+    def free(self) -> int:
+        return self._empty + len(self._queue)
+
+    def hits(self, keys: Sequence[bytes]) -> list[Block]:
+        """The blocks that hold the leading keys, up to the first that none holds."""
+        blocks = []
+        for key in keys:
+            block = self.resident.get(key)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def idle(self, blocks: Sequence[Block]) -> int:
+        """How many of the blocks wait in the queue."""
+        return sum(not block.references for block in blocks)
+
+    def use(self, blocks: Sequence[Block]) -> None:
+        """One more running request uses these blocks: they leave the queue."""
+        for block in blocks:
+            if not block.references:
+                del self._queue[block]
+            block.references += 1
+
+    def take(self, count: int) -> None:
+        """Free blocks for a running request, empty until `fill` says what they hold. `count` must be free."""
+        empty = min(count, self._empty)
+        self._empty -= empty
+        for _ in range(count - empty):
+            block, _none = self._queue.popitem(last=False)
+            self._forget(block)
+            self.evictions += 1
+
+    def fill(self, key: bytes) -> Block:
+        """One of the blocks that were taken is computed and holds `key`."""
+        block = Block(key)
+        if key == UNKNOWN:
+            return block
+        if key in self.resident:
+            self._copies.setdefault(key, []).append(block)
+        else:
+            self.resident[key] = block
+        return block
+
+    def release(self, blocks: Sequence[Block], empty: int) -> None:
+        """A request is over: its blocks in prompt order, and the number of those that it took and never filled.
+
+        The tail goes first, so that it is evicted before what it depends on.
+        """
+        for block in reversed(blocks):
+            block.references -= 1
+            if not block.references:
+                self._turn += 1
+                block.released = self._turn
+                self._queue[block] = None
+        self._empty += empty
+
+    def drop_up_to(self, released: int) -> int:
+        """Blocks of the queue that were released in this turn or before are empty after all; how many these were."""
+        dropped = list(self._released_by(released))
+        for block in dropped:
+            del self._queue[block]
+            self._forget(block)
+        self._empty += len(dropped)
+        return len(dropped)
+
+    def _released_by(self, released: int) -> Iterator[Block]:
+        for block in self._queue:
+            if block.released > released:
+                return
+            yield block
+
+    def _forget(self, block: Block) -> None:
+        key = block.key
+        if key == UNKNOWN:
+            return
+        copies = self._copies.get(key)
+        if copies is None:
+            del self.resident[key]
+            return
+        if self.resident[key] is block:
+            self.resident[key] = copies.pop(0)
+        else:
+            copies.remove(block)
+        if not copies:
+            del self._copies[key]

@@ -1,0 +1,225 @@
+"""What a replica's KV cache holds, kept by doing here what the engine does with the same requests."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cache.block_queue import UNKNOWN, Block, BlockQueue
+from cache.blocks import block_hashes, pack_ids, root_hash
+from cache.lease import Lease
+from cache.resident_prefix import ResidentPrefix, resident_path
+
+__all__ = ["Lease", "Residency", "ResidencyCounts", "ResidentPrefix", "resident_path"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyCounts:
+    """What was predicted and what the engine said, since the start; `resident_blocks` is of now.
+
+    `over`: the engine had less than predicted; `under`: it had more. `dropped_blocks` were believed resident until
+    the engine's report said otherwise. The sums of tokens are over the predictions that were reported on.
+    """
+
+    exact: int = 0
+    over: int = 0
+    under: int = 0
+    predicted_tokens: int = 0
+    reported_tokens: int = 0
+    dropped_blocks: int = 0
+    evictions: int = 0
+    clears: int = 0
+    resident_blocks: int = 0
+
+    @property
+    def predictions(self) -> int:
+        return self.exact + self.over + self.under
+
+
+class Residency:
+    """The picture of one replica's prefix cache: least recently used whole blocks, as vLLM keeps them.
+
+    `capacity_blocks` is the engine's `num_gpu_blocks` - 1: it never uses block 0. A request that finds too few free
+    blocks waits, first come first served; an answer that finds none sends the latest request back to wait.
+    Bounded: a hash for each of the capacity's blocks, and what the unfinished requests hold.
+
+    Changes belong to one thread. Prefixes may be followed in any thread meanwhile: they only ask for membership.
+    Raises ValueError for sizes that are not positive.
+    """
+
+    def __init__(self, block_size: int, capacity_blocks: int) -> None:
+        if block_size <= 0:
+            raise ValueError(f"block_size must be positive, not {block_size}")
+        self.block_size = block_size
+        self._queue = BlockQueue(capacity_blocks)
+        self._running: dict[Lease, None] = {}
+        self._waiting: deque[Lease] = deque()
+        self._counts = ResidencyCounts()
+        self._engine = 0
+
+    @property
+    def capacity_blocks(self) -> int:
+        return self._queue.capacity
+
+    def counts(self) -> ResidencyCounts:
+        return replace(self._counts, evictions=self._queue.evictions, resident_blocks=len(self._queue.resident))
+
+    def prefix(self, salt: str = "") -> ResidentPrefix:
+        """The empty prompt under a salt."""
+        return ResidentPrefix(self._queue.resident, self.block_size, root_hash(self.block_size, salt))
+
+    def begin(self, token_ids: Sequence[int], salt: str = "", hashes: Sequence[bytes] | None = None) -> Lease:
+        """A prompt goes to the engine. Every lease must be ended.
+
+        `hashes` are the prompt's `block_hashes` under this salt and block size, where they are at hand. Raises
+        ValueError when they cannot be.
+        """
+        size, count = self.block_size, len(token_ids)
+        if hashes is None:
+            hashes = block_hashes(token_ids, size, salt)
+        elif len(hashes) != count // size:
+            raise ValueError(f"{len(hashes)} hashes are not those of {count} tokens in blocks of {size}")
+        lease = Lease(
+            block_size=size,
+            engine=self._engine,
+            root=root_hash(size, salt),
+            prompt_tokens=count,
+            cached_tokens=0,
+            hashes=list(hashes),
+            tail=pack_ids(token_ids[count // size * size :]),
+            tokens=count,
+        )
+        lease.cached_tokens = len(self._hits(lease)) * size
+        self._waiting.append(lease)
+        self._admit_waiting()
+        return lease
+
+    def generated(self, lease: Lease, token_ids: Sequence[int]) -> None:
+        """The answer grew by these tokens. They fill further blocks; the latest token is not computed yet."""
+        if self._live(lease):
+            lease.append(token_ids)
+            self._grown(lease)
+
+    def generated_unknown(self, lease: Lease, tokens: int) -> None:
+        """The answer grew by so many tokens whose ids are not known: they take blocks that nothing can hit."""
+        if self._live(lease):
+            lease.append_unknown(tokens)
+            self._grown(lease)
+
+    def ran_unknown(self, tokens: int) -> None:
+        """A request whose ids are not known has run and is over: blocks for so many uncached tokens were evicted."""
+        count = min(self._blocks_of(tokens), self._queue.free)
+        self._queue.take(count)
+        self._queue.release([self._queue.fill(UNKNOWN) for _ in range(count)], 0)
+
+    def end(self, lease: Lease) -> None:
+        """The request is over, answered or abandoned; ending it again, or after `clear`, does nothing."""
+        live = self._live(lease)
+        lease.ended = True
+        if not live:
+            return
+        if lease not in self._running:
+            self._waiting.remove(lease)
+            if lease.ran:
+                # The engine had room for it earlier than this picture.
+                self._admit(lease, with_what_is_free=True)
+        if lease in self._running:
+            self._vacate(lease)
+        self._admit_waiting()
+
+    def reconcile(self, lease: Lease, cached_tokens: int | None) -> None:
+        """The engine's word on a prompt, once per lease; None where it gives none, and then nothing is counted.
+
+        When it had less than predicted, the first block that it lacked had been evicted, and with it all that was
+        released before: these are dropped. The prompt's own blocks stay, for it has just computed them. When it had
+        more, nothing is invented.
+        """
+        if cached_tokens is None or lease.reconciled or lease.engine != self._engine:
+            return
+        lease.reconciled, lease.ran = True, True
+        counts, predicted = self._counts, lease.cached_tokens
+        dropped = self._drop_evicted_before(lease, cached_tokens) if cached_tokens < predicted else 0
+        self._counts = replace(
+            counts,
+            exact=counts.exact + (cached_tokens == predicted),
+            over=counts.over + (cached_tokens < predicted),
+            under=counts.under + (cached_tokens > predicted),
+            predicted_tokens=counts.predicted_tokens + predicted,
+            reported_tokens=counts.reported_tokens + cached_tokens,
+            dropped_blocks=counts.dropped_blocks + dropped,
+        )
+
+    def clear(self) -> None:
+        """The engine was restarted or its cache reset. Leases of before no longer change anything."""
+        self._engine += 1
+        self._queue.clear()
+        self._running.clear()
+        self._waiting.clear()
+        self._counts = replace(self._counts, clears=self._counts.clears + 1)
+
+    def _live(self, lease: Lease) -> bool:
+        return lease.engine == self._engine and not lease.ended
+
+    def _hits(self, lease: Lease) -> list[Block]:
+        """Resident blocks at the beginning of its tokens without the last, which is always computed."""
+        return self._queue.hits(lease.hashes[: max(0, lease.tokens - 1) // self.block_size])
+
+    def _admit_waiting(self) -> None:
+        while self._waiting and self._admit(self._waiting[0]):
+            self._waiting.popleft()
+
+    def _admit(self, lease: Lease, with_what_is_free: bool = False) -> bool:
+        """Hits are marked in use and the rest is taken; False, and nothing is changed, when too little is free.
+
+        A request that was sent back computes all its tokens again; one that is over never computed its last.
+        """
+        hits = self._hits(lease)
+        computed_tokens = max(lease.prompt_tokens, lease.tokens - 1) if with_what_is_free else lease.tokens
+        missing = self._blocks_of(computed_tokens) - len(hits)
+        free = self._queue.free - self._queue.idle(hits)
+        if missing > free:
+            if not with_what_is_free:
+                return False
+            missing = free
+        if lease.released is None:
+            lease.cached_tokens = len(hits) * self.block_size
+            lease.released = tuple(0 if block.references else block.released for block in hits)
+        self._queue.use(hits)
+        lease.blocks, lease.computed_tokens = hits, computed_tokens
+        self._running[lease] = None
+        self._take(lease, missing)
+        return True
+
+    def _grown(self, lease: Lease) -> None:
+        lease.ran = True
+        if lease not in self._running:
+            return
+        lease.computed_tokens = max(lease.computed_tokens, lease.tokens - 1)
+        missing = self._blocks_of(lease.computed_tokens) - lease.held
+        while missing > self._queue.free:
+            latest = next(reversed(self._running))
+            self._vacate(latest)
+            self._waiting.appendleft(latest)
+            if latest is lease:
+                return
+        self._take(lease, missing)
+
+    def _take(self, lease: Lease, count: int) -> None:
+        self._queue.take(count)
+        lease.empty += count
+        whole = lease.computed_tokens // self.block_size
+        while lease.empty and len(lease.blocks) < whole:
+            lease.blocks.append(self._queue.fill(lease.hashes[len(lease.blocks)]))
+            lease.empty -= 1
+
+    def _vacate(self, lease: Lease) -> None:
+        del self._running[lease]
+        self._queue.release(lease.blocks, lease.empty)
+        lease.blocks, lease.empty = [], 0
+
+    def _blocks_of(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def _drop_evicted_before(self, lease: Lease, cached_tokens: int) -> int:
+        first_missing = cached_tokens // self.block_size
+        released = lease.released[first_missing] if lease.released else 0
+        return self._queue.drop_up_to(released)

@@ -1,0 +1,101 @@
+"""A prompt that grows piece by piece, followed through the blocks that a replica holds."""
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+from cache.blocks import ID_BYTES, child_hash, pack_ids
+
+MOST_TRIES = 256
+"""Pieces that `resident_path` looks at, at most: a microsecond or two each where nothing is resident."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentPrefix:
+    """A prompt's beginning and how much of it is resident. Made by `Residency.prefix`.
+
+    `tokens` is its length, `resident_tokens` the leading tokens in resident whole blocks. `parent` is the hash of the
+    last resident block, `tail` the packed ids behind it. Once a block has been met that is not resident, `broken`
+    says so and nothing is hashed any more. Reading is safe in any thread; what it reads may be a moment old.
+    """
+
+    resident: Container[bytes]
+    block_size: int
+    parent: bytes
+    tokens: int = 0
+    resident_tokens: int = 0
+    tail: bytes = b""
+    broken: bool = False
+
+    def extended(self, token_ids: Sequence[int]) -> "ResidentPrefix":
+        """This prompt with more tokens behind it. Whole blocks are hashed up to the first that is not resident."""
+        resident, size, parent, tail = self.resident, self.block_size, self.parent, self.tail
+        tokens = self.tokens + len(token_ids)
+        resident_tokens = self.resident_tokens
+        if self.broken:
+            return ResidentPrefix(resident, size, parent, tokens, resident_tokens, broken=True)
+        if tokens - resident_tokens < size:
+            return ResidentPrefix(resident, size, parent, tokens, resident_tokens, tail + pack_ids(token_ids))
+        # Most pieces that are not resident differ in their first block: the rest is packed only behind a hit.
+        first = size - len(tail) // ID_BYTES
+        block = child_hash(parent, tail + pack_ids(token_ids[:first]))
+        if block not in resident:
+            return ResidentPrefix(resident, size, parent, tokens, resident_tokens, broken=True)
+        packed, stride, start = pack_ids(token_ids[first:]), ID_BYTES * size, 0
+        while True:
+            parent = block
+            resident_tokens += size
+            if tokens - resident_tokens < size:
+                return ResidentPrefix(resident, size, parent, tokens, resident_tokens, packed[start:])
+            block = child_hash(parent, packed[start : start + stride])
+            if block not in resident:
+                return ResidentPrefix(resident, size, parent, tokens, resident_tokens, broken=True)
+            start += stride
+
+    def cached_tokens(self) -> int:
+        """What the engine would reuse of a prompt that ends here: the last token is always computed."""
+        whole = max(0, self.tokens - 1) // self.block_size * self.block_size
+        return min(self.resident_tokens, whole)
+
+
+def resident_path(
+    prefix: ResidentPrefix, pieces: Sequence[Sequence[int]], most_tries: int = MOST_TRIES
+) -> tuple[int, ...]:
+    """Which pieces, in which order, continue the prefix with the most resident tokens; empty when none does.
+
+    Follows every order that stays resident, depth first, and tries at most `most_tries` extensions: the answer is the
+    best within these, which is the best of all unless many orders of the pieces are resident at once. A piece that is
+    only partly resident can come last. Of two paths with equally many tokens the shorter one, then the first found.
+    """
+    search = _PathSearch(pieces, most_tries, prefix.resident_tokens)
+    search.follow(prefix, ())
+    return search.best
+
+
+class _PathSearch:
+    def __init__(self, pieces: Sequence[Sequence[int]], most_tries: int, resident_tokens: int) -> None:
+        self._pieces = pieces
+        self._tries_left = most_tries
+        self._most_tokens = resident_tokens
+        self.best: tuple[int, ...] = ()
+
+    def follow(self, prefix: ResidentPrefix, path: tuple[int, ...]) -> None:
+        if prefix.broken:
+            return
+        steps = []
+        for index, piece in enumerate(self._pieces):
+            if index in path or not piece:
+                continue
+            if not self._tries_left:
+                break
+            self._tries_left -= 1
+            step = prefix.extended(piece)
+            if step.broken and step.resident_tokens == prefix.resident_tokens:
+                continue
+            steps.append((step, (*path, index)))
+        # Deepest first: should the tries run out, the greedy path has been followed.
+        steps.sort(key=lambda step: -step[0].resident_tokens)
+        for step, longer in steps:
+            if step.resident_tokens > self._most_tokens:
+                self._most_tokens, self.best = step.resident_tokens, longer
+        for step, longer in steps:
+            self.follow(step, longer)
