@@ -28,7 +28,7 @@ class PrefillModel:
         if left_s < 0:
             return -1
         linear, square = self.per_token_s + self.per_pair_s * cached_tokens, self.per_pair_s / 2
-        if linear <= 0 and square <= 0:
+        if (linear <= 0 and square <= 0) or left_s == math.inf:
             return UNBOUNDED_TOKENS
         # The stable form of the quadratic formula: no difference of nearly equal numbers.
         tokens = int(min(2 * left_s / (linear + math.sqrt(linear * linear + 4 * square * left_s)), UNBOUNDED_TOKENS))

@@ -3,9 +3,37 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from latency.model import PrefillModel
+from latency.model import UNBOUNDED_TOKENS, PrefillModel
 
 SpeedSource = Literal["kept", "calibrated", "learned"]
+
+
+@dataclass(frozen=True, slots=True)
+class SizeFactor:
+    """The factor for prefills that are predicted to take at most `up_to_s` seconds and more than the class before."""
+
+    up_to_s: float
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLoad:
+    """What n answers being decoded beside a prefill of u uncached tokens add: fixed + n·(per answer + per token·u).
+
+    Seconds. The first part is the wait for the step that is running, the second the answers' own tokens, the third
+    what a prefill pays that takes several steps. `factor` is the conformal quantile of actual / predicted beside
+    running answers.
+    """
+
+    fixed_s: float
+    per_answer_s: float
+    per_answer_token_s: float
+    factor: float
+
+    def extra_s(self, uncached_tokens: int, decoding: int) -> float:
+        if decoding <= 0:
+            return 0.0
+        return self.fixed_s + decoding * (self.per_answer_s + self.per_answer_token_s * uncached_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,9 +41,11 @@ class SpeedEstimate:
     """A fitted prefill model with its spread, and the decode rate.
 
     `factor` is the conformal quantile of actual / predicted over recent requests: with probability `quantile` a
-    prefill takes at most `factor` times its prediction. `token_s` is the time per output token, `safe_token_s` its
-    quantile; None until answers have been seen. `source`: kept from an earlier run, from a calibration, or learned
-    from requests since. `drifting` while recent requests disagree with the model.
+    prefill takes at most `factor` times its prediction. `size_factors` says the same by size, ascending, the last one
+    up to infinity; where it is empty `factor` holds for all. `token_s` is the time per output token, `safe_token_s`
+    its quantile; None until answers have been seen. `source`: kept from an earlier run, from a calibration, or
+    learned from requests since. `drifting` while recent requests disagree with the model. `beside` is what running
+    answers add; None until some have been seen.
     """
 
     prefill: PrefillModel
@@ -26,18 +56,49 @@ class SpeedEstimate:
     drifting: bool = False
     token_s: float | None = None
     safe_token_s: float | None = None
+    size_factors: tuple[SizeFactor, ...] = ()
+    beside: DecodeLoad | None = None
 
-    def predict_s(self, uncached_tokens: int, cached_tokens: int = 0) -> float:
-        """The most likely prefill time, seconds."""
-        return self.prefill.predict_s(uncached_tokens, cached_tokens)
+    def predict_s(self, uncached_tokens: int, cached_tokens: int = 0, *, decoding: int = 0) -> float:
+        """The most likely prefill time beside `decoding` running answers, seconds."""
+        idle_s = self.prefill.predict_s(uncached_tokens, cached_tokens)
+        return idle_s if self.beside is None else idle_s + self.beside.extra_s(uncached_tokens, decoding)
 
-    def safe_s(self, uncached_tokens: int, cached_tokens: int = 0) -> float:
-        """The prefill time that is kept with probability `quantile`, seconds."""
-        return self.factor * self.prefill.predict_s(uncached_tokens, cached_tokens)
+    def safe_s(self, uncached_tokens: int, cached_tokens: int = 0, *, decoding: int = 0) -> float:
+        """The prefill time that is kept with probability `quantile`, seconds. Never falls as tokens are added."""
+        idle_s = self._covered_s(self.prefill.predict_s(uncached_tokens, cached_tokens))
+        if self.beside is None or decoding <= 0:
+            return idle_s
+        return max(idle_s, self.beside.factor * self.predict_s(uncached_tokens, cached_tokens, decoding=decoding))
 
-    def most_uncached(self, seconds: float, cached_tokens: int = 0) -> int:
+    def most_uncached(self, seconds: float, cached_tokens: int = 0, *, decoding: int = 0) -> int:
         """The most uncached tokens whose `safe_s` is within `seconds`; -1 when not even none are."""
-        return self.prefill.most_uncached(seconds / self.factor, cached_tokens)
+        if not self.safe_s(0, cached_tokens, decoding=decoding) <= seconds:
+            return -1
+        fits, too_many = 0, UNBOUNDED_TOKENS + 1
+        # No class has a smaller factor than `least`, so this is one too many but for rounding.
+        least = min((size.factor for size in self.size_factors), default=self.factor)
+        near = self.prefill.most_uncached(seconds / least, cached_tokens) + 2
+        if near < too_many and self.safe_s(near, cached_tokens, decoding=decoding) > seconds:
+            too_many = near
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            if self.safe_s(middle, cached_tokens, decoding=decoding) <= seconds:
+                fits = middle
+            else:
+                too_many = middle
+        return fits
+
+    def _covered_s(self, predicted_s: float) -> float:
+        """`predicted_s` times its class's factor, and at least what the classes below reach: so it never falls."""
+        if not self.size_factors:
+            return self.factor * predicted_s
+        reached_s = 0.0
+        for size in self.size_factors:
+            if predicted_s <= size.up_to_s:
+                return max(reached_s, size.factor * predicted_s)
+            reached_s = max(reached_s, size.factor * size.up_to_s)
+        return max(reached_s, self.size_factors[-1].factor * predicted_s)
 
 
 @dataclass(frozen=True, slots=True)
