@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from gateway.queueing import Prefill, Queued, batch_s, first_batch, limit_tokens, turn_order, wait_s
+from gateway.queueing import Prefill, Queued, batch_s, limit_tokens, released, turn_order, wait_s
 from latency.speed import SpeedEstimate
 
 __all__ = ["Background", "Pacer", "Prefill", "QueueFull", "Ticket"]
@@ -15,7 +15,7 @@ __all__ = ["Background", "Pacer", "Prefill", "QueueFull", "Ticket"]
 # A batch that takes so many times its prediction, and so long, is no longer waited for: others may do better.
 LATE_FACTOR = 4.0
 LATE_S = 5.0
-_LEAST_DELAY_S = 0.001
+_LEAST_DELAY_S = 0.0005
 
 
 class QueueFull(Exception):
@@ -229,13 +229,17 @@ class Pacer:
         self._give_up_late(now_s)
         if not self._queue:
             return
-        order = turn_order(self._queue, now_s + self._rest_s(now_s), self._passed_s)
-        delay_s = self._until_free_s(order[0], now_s)
-        if delay_s > 0:
-            self._release_at(delay_s)
+        rest_s = self._rest_s(now_s)
+        order = turn_order(self._queue, now_s + rest_s, self._passed_s)
+        # The way of a batch to the engine is part of the fixed cost: it leaves so much before the engine is free.
+        lead_s = -1.0 if self._speed is None else self._fixed_s()
+        is_due = not self._batches or (len(self._batches) == 1 and rest_s <= lead_s)
+        count = released(order, self.in_flight_tokens, self.limit_tokens, is_due=is_due)
+        if not count:
+            self._release_at(self._recheck_s(now_s))
             return
         tickets = []
-        for queued in order[: first_batch(order, self.limit_tokens)]:
+        for queued in order[:count]:
             in_turn = queued is self._queue[0]
             self._passed_s = 0.0 if in_turn else self._passed_s + queued.job.seconds
             self._queue.remove(queued)
@@ -247,20 +251,12 @@ class Pacer:
         self._launch(tickets, now_s)
         self._release_soon()
 
-    def _until_free_s(self, first: Queued, now_s: float) -> float:
-        """Seconds after which to look again whether the next batch should leave; 0: now.
-
-        One batch may be on its way to the engine while it computes another, for the time that the way takes: that
-        is part of the fixed cost. As long as the speed is unknown all may leave that the limit holds.
-        """
-        if not self._batches:
-            return 0.0
-        if self._speed is None:
-            if self.in_flight_tokens + first.job.uncached_tokens <= self.limit_tokens:
-                return 0.0
-        elif len(self._batches) == 1:
-            return max(0.0, self._batches[0].end_s - self._fixed_s() - now_s)
-        return max(_LEAST_DELAY_S, self._batches[0].late_s - now_s)
+    def _recheck_s(self, now_s: float) -> float:
+        """Seconds until the next batch is due, if no first token comes before."""
+        head = self._batches[0]
+        if self._speed is not None and len(self._batches) == 1:
+            return max(_LEAST_DELAY_S, head.end_s - self._fixed_s() - now_s)
+        return max(_LEAST_DELAY_S, head.late_s - now_s)
 
     def _give_up_late(self, now_s: float) -> None:
         while self._batches and now_s >= self._batches[0].late_s:

@@ -13,8 +13,8 @@ PATIENCE = 2.0
 OVERTAKING = 4.0
 # Tokens in flight while nothing is known of the engine: what it computes in one step by default.
 UNKNOWN_LIMIT_TOKENS = 2048
-# A step's fixed cost is at most a third of it where there is work enough.
-LEAST_FIXED_COSTS = 2.0
+# A step's fixed cost is at most a fifth of it where there is work enough.
+LEAST_FIXED_COSTS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +117,16 @@ def turn_order(queue: Sequence[Queued], free_s: float, passed_s: float = 0.0) ->
     return order
 
 
-def first_batch(order: Sequence[Queued], limit: int) -> int:
-    """How many of `order` are released together: as many as the limit holds, at least one."""
-    tokens = 0
+def released(order: Sequence[Queued], in_flight_tokens: int, limit: int, *, is_due: bool) -> int:
+    """How many of `order` leave now.
+
+    As many as the limit holds beside what is in flight. Where `is_due` says that the engine is through with that, or
+    about to be, as many as the limit holds alone, and one in any case, so that it never idles.
+    """
+    tokens = 0 if is_due else in_flight_tokens
     for count, queued in enumerate(order):
         tokens += queued.job.uncached_tokens
-        if count and tokens > limit:
+        if tokens > limit and (count or not is_due):
             return count
     return len(order)
 
@@ -142,7 +146,7 @@ def wait_s(order: Sequence[Queued], new: Queued, rest_s: float, limit: int, fixe
     passed_s = rest_s
     left = list(order)
     while left:
-        count = first_batch(left, limit)
+        count = released(left, 0, limit, is_due=True)
         batch, left = left[:count], left[count:]
         passed_s += batch_s([queued.job for queued in batch], fixed_s)
         if any(queued is new for queued in batch):
