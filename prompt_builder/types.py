@@ -144,6 +144,22 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class Alternative:
+    """What a request would get for another budget: the smallest TTFT budget, in seconds, that allows this.
+
+    `chunks` of the candidates stand in the prompt, `extracts` of them as extracts. `relevance_kept` is their share, 0
+    to 1, of the relevance that a request without a budget would get.
+    """
+
+    budget_s: float
+    chunks: int
+    extracts: int
+    prompt_tokens: int
+    uncached_tokens: int
+    relevance_kept: float
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """A piece of the prompt that is tokenized by itself."""
 
@@ -191,6 +207,7 @@ class QuestionTooLong(Exception):
 
 
 __all__ = [
+    "Alternative",
     "Candidate",
     "ChunkForm",
     "ChunkOrder",
