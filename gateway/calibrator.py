@@ -1,0 +1,145 @@
+"""The calibration that a gateway does by itself: on first contact with an engine, while no user waits."""
+
+import asyncio
+import logging
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Protocol
+
+import aiohttp
+
+from gateway.backends.facts import EngineFacts
+from gateway.backends.vllm import EngineLimits
+from gateway.calibration import NOISY, Calibration, CannotCalibrate, Probe, mean_error
+from gateway.calibration_steps import Bounds
+from gateway.errors import ApiError
+from gateway.settings import Settings
+from gateway.speed import ReplicaSpeed
+from gateway.speed_file import SpeedKey
+
+log = logging.getLogger("headstart.calibration")
+
+LONGEST_PAUSE_S = 60.0
+
+
+class Interruptible(Protocol):
+    """A turn to work while the replica is idle."""
+
+    @property
+    def abandoned(self) -> asyncio.Event:
+        """Set as soon as a user's request comes."""
+
+
+class Idleness(Protocol):
+    """Who knows when a replica has nothing to do."""
+
+    @property
+    def decoding(self) -> int:
+        """Answers that are being decoded."""
+
+    def background(self) -> AbstractAsyncContextManager[Interruptible]:
+        """Waits until the replica is idle."""
+
+
+class Calibrator:
+    """Measures every engine of which `speed` knows nothing, for a few seconds, one request at a time.
+
+    A user's request ends the measurement that is going on (its connection closes, the engine drops it at its next
+    step) and waits for nothing else; the calibration goes on where it stopped when the replica is idle again. Only a
+    whole calibration is learned.
+    """
+
+    def __init__(
+        self,
+        speed: ReplicaSpeed,
+        idleness: Idleness,
+        session: aiohttp.ClientSession,
+        settings: Settings,
+        limits: EngineLimits,
+    ) -> None:
+        self._speed = speed
+        self._idleness = idleness
+        self._session = session
+        self._settings = settings
+        self._limits = limits
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Calibrator":
+        if self._settings.calibrate:
+            self._task = asyncio.create_task(self._watch(), name="calibrator")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _watch(self) -> None:
+        pause_s = self._settings.probe_interval_s
+        while True:
+            key, facts = await self._speed.uncalibrated()
+            try:
+                await self._calibrate(key, facts)
+                pause_s = self._settings.probe_interval_s
+                continue
+            except CannotCalibrate as reason:
+                self._speed.cannot_calibrate(key, str(reason))
+                continue
+            except ApiError as error:
+                log.info("the calibration waits for the engine: %s", error.message)
+            except Exception:
+                log.exception("the calibration failed")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _calibrate(self, key: SpeedKey, facts: EngineFacts) -> None:
+        """Raises ApiError and CannotCalibrate."""
+        settings = self._settings
+        probe = Probe(
+            self._session,
+            settings.engine_url,
+            settings.engine_api_key,
+            self._limits,
+            facts,
+            decoding=lambda: self._idleness.decoding,
+        )
+        calibration = Calibration(probe, Bounds.of(facts), settings.safety_quantile)
+        while not await self._while_idle(calibration):
+            log.debug("a request came; the calibration goes on later")
+        self._speed.calibrated(key, calibration.samples)
+        await self._speed.settled()
+        estimate = self._speed.estimate
+        if estimate is None:
+            return
+        error = mean_error(estimate.prefill, calibration.samples)
+        log.info(
+            "engine calibrated with %d requests in %.1f s: %.1f ms + %.3f ms a token + %.3f µs a pair of tokens, "
+            "mean error %.1f %%",
+            len(calibration.samples),
+            sum(sample.total_s for sample in calibration.samples),
+            estimate.prefill.fixed_s * 1e3,
+            estimate.prefill.per_token_s * 1e3,
+            estimate.prefill.per_pair_s * 1e6,
+            100 * error,
+        )
+        if error > NOISY:
+            log.warning("the engine was not idle while it was calibrated; its requests will teach its speed")
+
+    async def _while_idle(self, calibration: Calibration) -> bool:
+        """Whether it came to its end before a user's request did."""
+        async with self._idleness.background() as turn:
+            measuring = asyncio.create_task(calibration.run())
+            called = asyncio.create_task(turn.abandoned.wait())
+            try:
+                await asyncio.wait((measuring, called), return_when=asyncio.FIRST_COMPLETED)
+                if measuring.done():
+                    # Raises what ended it.
+                    measuring.result()
+                    return True
+                return False
+            finally:
+                measuring.cancel()
+                called.cancel()
+                await asyncio.wait((measuring, called))
