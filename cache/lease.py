@@ -14,7 +14,7 @@ class Lease:
     `cached_tokens` is what the engine is predicted to report of the prompt; it may change while the request waits for
     free blocks. `hashes` are the contents of the whole blocks of all `tokens`, `root` the parent of the first, `tail`
     the packed ids behind the last; `computed_tokens` of them are in the cache or about to be. `blocks` are those that
-    it holds with their contents, in order; `empty` counts those that are not filled yet. `released` remembers when its
+    it holds with their contents, in order; `empty` counts those that are not filled yet. `released` tells when its
     hits had last been released, 0 for those in use.
     """
 

@@ -60,6 +60,11 @@ class Residency:
     def capacity_blocks(self) -> int:
         return self._queue.capacity
 
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that no running request holds: empty, or with contents that may be evicted."""
+        return self._queue.free
+
     def counts(self) -> ResidencyCounts:
         return replace(self._counts, evictions=self._queue.evictions, resident_blocks=len(self._queue.resident))
 

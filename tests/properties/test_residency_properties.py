@@ -1,14 +1,17 @@
 """The picture of a replica's cache against the simulated engine's block pool, request by request."""
 
+import itertools
 import random
 from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bench.sim.blocks import Allocation, BlockPool
 from cache.blocks import block_hashes
-from cache.residency import Lease, Residency
+from cache.residency import Lease, Residency, resident_path
 
 SALTS = ("", "one", "two")
 
@@ -166,3 +169,50 @@ def test_overlapping_requests_are_predicted_exactly_while_they_wait_and_are_pree
     assert counts.evictions == engine.pool.evictions
     assert waited > 0
     assert preempted > 0
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=12),
+    st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=12),
+    st.integers(1, 5),
+)
+def test_a_prefix_followed_in_pieces_finds_what_the_whole_prompt_would_hit(
+    sent: list[list[int]], pieces: list[list[int]], block_size: int
+) -> None:
+    residency = Residency(block_size, 200)
+    for index in range(len(sent)):
+        residency.end(residency.begin([i for piece in sent[index:] for i in piece]))
+    prefix, ids, steps = residency.prefix(), list[int](), []
+    for piece in pieces:
+        prefix = prefix.extended(piece)
+        ids += piece
+        assert prefix == residency.prefix().extended(ids)
+        assert prefix.tokens == len(ids)
+        steps.append((prefix.cached_tokens(), list(ids)))
+    # Each in a fresh picture: a request leaves its own blocks behind.
+    for cached_tokens, beginning in steps:
+        again = Residency(block_size, 200)
+        for index in range(len(sent)):
+            again.end(again.begin([i for piece in sent[index:] for i in piece]))
+        assert again.begin(beginning).cached_tokens == cached_tokens
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_the_resident_path_is_the_best_of_all_orders(data: st.DataObject) -> None:
+    block_size = data.draw(st.integers(1, 4))
+    pieces = data.draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=4))
+    residency = Residency(block_size, 200)
+    for order in data.draw(st.lists(st.permutations(range(len(pieces))), max_size=3)):
+        residency.end(residency.begin([9, 9, *(i for index in order for i in pieces[index])]))
+    prefix = residency.prefix().extended([9, 9])
+    path = resident_path(prefix, pieces, most_tries=10_000)
+    assert len(set(path)) == len(path)
+
+    def resident(order: tuple[int, ...]) -> int:
+        return prefix.extended([i for index in order for i in pieces[index]]).resident_tokens
+
+    best = max(resident(order) for order in itertools.permutations(range(len(pieces))))
+    assert resident(path) == best
+    assert path == () or resident(path) > prefix.resident_tokens
