@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from gateway.cli.ask import ask
+from gateway.cli.calibrate import calibrate
 from gateway.cli.demo import demo
 from gateway.cli.doctor import doctor
 from gateway.cli.embedded import engine
@@ -42,7 +43,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, engine, ingest, ask, calls, key, reindex, doctor, demo, size):
+for command in (serve, engine, ingest, ask, calls, key, reindex, doctor, calibrate, demo, size):
     app.command()(command)
 app.add_typer(stores_app, name="stores")
 
