@@ -142,7 +142,7 @@ class Pacer:
         fixed_s = self._fixed_s()
         per_token_s = self._speed.prefill.per_token_s if self._speed is not None else 0.0
         tokens = int(max(0.0, prefill_s - fixed_s) / per_token_s) if per_token_s > 0 else 0
-        new = Queued(Prefill(tokens, 0, prefill_s, deadline_s), now_s, self._numbers + 1)
+        new = self._queued(Prefill(tokens, 0, prefill_s, deadline_s), now_s)
         insort(queue, new, key=_turn)
         order = turn_order(queue, now_s + rest_s, self._passed_s)
         limit = limit_tokens(self._speed, sum(queued.job.uncached_tokens for queued in queue))
@@ -161,8 +161,8 @@ class Pacer:
             return ticket
         if len(self._queue) >= self._max_queued:
             raise QueueFull(self.wait_s(job.seconds, job.deadline_s))
+        queued = self._queued(job, now_s)
         self._numbers += 1
-        queued = Queued(job, now_s, self._numbers)
         turn: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
         insort(self._queue, queued, key=_turn)
         self._waiters[queued] = turn
@@ -191,6 +191,10 @@ class Pacer:
                 self._background = None
 
     # inside
+
+    def _queued(self, job: Prefill, now_s: float) -> Queued:
+        factor = self._speed.factor if self._speed is not None else 1.0
+        return Queued(job, now_s, self._numbers + 1, margin_s=max(0.0, factor - 1.0) * job.seconds)
 
     def _fixed_s(self) -> float:
         return self._speed.prefill.fixed_s if self._speed is not None else 0.0

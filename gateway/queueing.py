@@ -29,11 +29,15 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Queued:
-    """A prefill that waits. `turn` orders the queue: shortest first, aged by the time of entry."""
+    """A prefill that waits. `turn` orders the queue: shortest first, aged by the time of entry.
+
+    `margin_s` is kept before the deadline where it can be: what a prefill may take longer than predicted.
+    """
 
     job: Prefill
     entered_s: float
     number: int
+    margin_s: float = 0.0
     turn: tuple[float, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,7 +91,7 @@ def turn_order(queue: Sequence[Queued], free_s: float, passed_s: float = 0.0) ->
     bound_s = math.inf
     for queued in reversed(most_on_time(queue, free_s)):
         assert queued.job.deadline_s is not None
-        bound_s = min(bound_s, queued.job.deadline_s) - queued.job.seconds
+        bound_s = min(bound_s, queued.job.deadline_s - queued.margin_s) - queued.job.seconds
         latest.append((bound_s, queued))
     if not latest:
         return list(queue)
