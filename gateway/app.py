@@ -16,6 +16,8 @@ from cache.redis_store import RedisStore
 from cache.store import ByteStore
 from gateway.admission import Admission
 from gateway.backends.vllm import EngineLimits, EngineSession
+from gateway.budgets import Budgets
+from gateway.calibrator import Calibrator
 from gateway.calls import Calls
 from gateway.context import RequestContext
 from gateway.door import Door
@@ -24,6 +26,7 @@ from gateway.http import AsgiApp, Receive, Scope, Send
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.pipeline import Pipeline
+from gateway.replica_metrics import replica_gauges
 from gateway.replicas import Replica
 from gateway.routes.chat import ChatEndpoint
 from gateway.routes.console import console_router
@@ -31,6 +34,7 @@ from gateway.routes.dependencies import BodyLimits
 from gateway.routes.files import files_router
 from gateway.routes.models import models_router
 from gateway.routes.operations import operations_router
+from gateway.routes.plan import plan_router
 from gateway.routes.vector_stores import vector_stores_router
 from gateway.serving import LiveRenderer
 from gateway.settings import Settings
@@ -89,6 +93,7 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
     )
     session = await stack.enter_async_context(EngineSession(limits))
     replica = await stack.enter_async_context(Replica(settings, session, limits))
+    await stack.enter_async_context(Calibrator(replica.speed, replica.pacer, session, settings, limits))
     renderer = LiveRenderer(replica.serving)
     replica.on_change(renderer.follow)
 
@@ -111,6 +116,7 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
     metrics.gauge("headstart_store_degraded", "1 while Redis is lost", lambda: store.health().degraded)
     metrics.gauge("headstart_store_degraded_seconds", "Time spent without it", lambda: store.health().degraded_s)
     metrics.gauge("headstart_store_failures", "Operations answered without it", lambda: store.health().failures)
+    replica_gauges(metrics, replica)
     bodies = BodyLimits(settings.max_body_bytes, settings.max_upload_bytes, settings.body_timeout_s)
     chunking = ChunkingStrategy(settings.chunk_tokens, settings.chunk_overlap_tokens)
     app.include_router(files_router(database, bodies))
@@ -131,8 +137,10 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
         transcripts=transcripts,
         files=database.store_files,
         metrics=metrics,
+        budgets=Budgets(database.stores, settings.ttft_budget_ms, settings.budget_policy == "strict"),
         defaults=ChatDefaults(settings.top_k, settings.min_answer_tokens),
     )
+    app.include_router(plan_router(pipeline, replica, bodies))
     return ChatEndpoint(
         pipeline,
         admission,

@@ -6,10 +6,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.answers import Timings
+from gateway.budgets import BUSY, QUEUE_FULL, TOO_SMALL
 from gateway.metrics import Metrics
+from gateway.timings import Timings
 
 log = logging.getLogger("headstart.calls")
+
+REFUSED_FOR_TIME = frozenset({TOO_SMALL, BUSY, QUEUE_FULL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ class Calls:
 
     def add(self, call: Call) -> None:
         self._calls.append(call)
-        self._metrics.observe_call(call.status, bool(call.stores), call.timings)
+        refused = call.error in REFUSED_FOR_TIME
+        self._metrics.observe_call(call.status, bool(call.stores), call.timings, refused=refused)
         if log.isEnabledFor(logging.INFO):
             log.info("chat %s", call.status, extra={"fields": _fields(call)})
 

@@ -9,12 +9,16 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """`started_s` is the monotonic clock when the request arrived; deadlines and timings count from it."""
+    """`started_s` is the monotonic clock when the request arrived; deadlines and timings count from it.
+
+    `budget_header` is `X-TTFT-Budget-Ms` as it came.
+    """
 
     request_id: str
     tenant: str
     cache_salt: str
     started_s: float
+    budget_header: bytes | None = None
 
 
 def request_id_from(header: bytes | None) -> str:

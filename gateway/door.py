@@ -90,4 +90,4 @@ class Door:
         if salt is None:
             # Bounded by the number of keys.
             salt = self._salts[tenant] = self._tenants.cache_salt(tenant)
-        return RequestContext(request_id, tenant, salt, time.monotonic())
+        return RequestContext(request_id, tenant, salt, time.monotonic(), header(scope, b"x-ttft-budget-ms"))

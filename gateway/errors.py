@@ -1,5 +1,6 @@
 """Errors that a client sees: a small enum of kinds, and the only place that knows their HTTP statuses."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -33,7 +34,8 @@ class ErrorKind(Enum):
 class ApiError(Exception):
     """`message` says what is wrong and how to cure it; `param` names the field; `retry_after_s` in seconds.
 
-    `status` overrides the kind's own where the engine's answer is passed on.
+    `status` overrides the kind's own where the engine's answer is passed on. `forecast` is what was predicted of a
+    request that is refused for it.
     """
 
     kind: ErrorKind
@@ -42,20 +44,22 @@ class ApiError(Exception):
     code: str | None = None
     retry_after_s: float | None = None
     status: int | None = None
+    forecast: Mapping[str, object] | None = None
 
     @property
     def http_status(self) -> int:
         return self.status or self.kind.value[0]
 
     def body(self) -> dict[str, object]:
-        return {
-            "error": {
-                "message": self.message,
-                "type": self.kind.value[1],
-                "param": self.param,
-                "code": self.code,
-            }
+        error: dict[str, object] = {
+            "message": self.message,
+            "type": self.kind.value[1],
+            "param": self.param,
+            "code": self.code,
         }
+        if self.forecast is not None:
+            error["forecast"] = self.forecast
+        return {"error": error}
 
     def body_bytes(self) -> bytes:
         return orjson.dumps(self.body())

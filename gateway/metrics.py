@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from gateway.answers import Timings
+from gateway.timings import Timings
 
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0, 60.0)
 _GATEWAY_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
+_RATIO_BUCKETS = (0.25, 0.5, 0.75, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)
+_RATE_BUCKETS = (5, 10, 20, 40, 80, 160, 320, 640, 1_280, 2_560, 5_120, 10_240, 20_480, 40_960)
 
 
 class Metrics:
@@ -52,14 +54,39 @@ class Metrics:
             "headstart_prompt_counts_total", "Prompt token counts by agreement", ["agree"], registry=self.registry
         )
 
+        self._predicted = Histogram(
+            "headstart_ttft_actual_to_predicted_ratio",
+            "Time to first token over its prediction",
+            buckets=_RATIO_BUCKETS,
+            registry=self.registry,
+        )
+        self._budgets = Counter(
+            "headstart_budgeted_requests_total",
+            "Requests with a TTFT budget: met, missed, refused; the rate of met is the goodput",
+            ["outcome"],
+            registry=self.registry,
+        )
+        speeds = Histogram(
+            "headstart_tokens_per_second",
+            "Rate of a request's phase: prefill counts uncached tokens, decode output tokens",
+            ["phase"],
+            buckets=_RATE_BUCKETS,
+            registry=self.registry,
+        )
+        self._prefill_rate, self._decode_rate = speeds.labels("prefill"), speeds.labels("decode")
+
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when it is scraped."""
         Gauge(name, text, registry=self.registry).set_function(read)
 
-    def observe_call(self, status: int, retrieval: bool, timings: Timings | None) -> None:
+    def observe_call(self, status: int, retrieval: bool, timings: Timings | None, *, refused: bool = False) -> None:
+        """`refused`: the request's budget was predicted to be missed, or its wait was too long."""
         self._requests.labels(str(status), "yes" if retrieval else "no").inc()
+        if refused:
+            self._budgets.labels("refused").inc()
         if timings is None:
             return
+        self._observe_prediction(timings)
         if timings.ttft_ms is not None:
             self._ttft.observe(timings.ttft_ms / 1000)
         if retrieval:
@@ -77,6 +104,20 @@ class Metrics:
         ):
             if count is not None:
                 kind.inc(count)
+
+    def _observe_prediction(self, timings: Timings) -> None:
+        predicted = timings.predicted
+        if timings.ttft_ms is not None and predicted.ttft_ms:
+            self._predicted.observe(timings.ttft_ms / predicted.ttft_ms)
+        within = predicted.within_budget(timings.ttft_ms)
+        if within is not None:
+            self._budgets.labels("met" if within else "missed").inc()
+        for histogram, rate in (
+            (self._prefill_rate, timings.prefill_tokens_per_s),
+            (self._decode_rate, timings.decode_tokens_per_s),
+        ):
+            if rate is not None:
+                histogram.observe(rate)
 
     def observe_count(self, ours: int, engines: int | None) -> None:
         """Whether our count of a prompt was the engine's."""

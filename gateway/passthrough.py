@@ -1,71 +1,124 @@
 """Requests with no store and no known conversation: their messages and the engine's answer stay as they came."""
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
-from gateway.answers import EngineUsage, read_usage, server_timing, whole_answer
+from gateway.answers import read_usage, whole_answer
+from gateway.budgets import Budget
 from gateway.context import RequestContext
 from gateway.payload import engine_body
+from gateway.planning import forecast_plain, refuse_if_late
 from gateway.relay import relay_unchanged
 from gateway.replicas import Replica
+from gateway.runs import Work
 from gateway.serving import Serving
+from gateway.timings import EngineUsage, server_timing
 from gateway.turns import StreamedAnswer, WholeAnswer, elapsed_ms, nothing, plain_timings
 from gateway.wire import TEMPLATE_FIELDS, ChatRequest, to_json
-from prompt_builder.types import Message
+from prompt_builder.outlook import Clock
+from prompt_builder.types import Message, Prompt
 
+SMALL_BYTES = 16 * 1024
+"""Up to this much text is tokenized in passing; a thread's hand-over costs more."""
+
+BYTES_PER_TOKEN = 8
 _BYTES_PER_MESSAGE = 64
 """More than a template's scaffolding around one message has tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A request with nothing to plan."""
+
+    served_model: str
+    serving: Serving
+    budget: Budget
+
+
 async def pass_through(
-    replica: Replica, request: ChatRequest, body: dict[str, Any], context: RequestContext, served_model: str
+    replica: Replica, request: ChatRequest, body: dict[str, Any], context: RequestContext, plain: Plain
 ) -> StreamedAnswer | WholeAnswer:
     """Only an answer that the model's window has no room for is cut to fit. Raises ApiError."""
-    serving = replica.serving
-    fields = engine_body(body, context, served_model, serving, stream=bool(request.stream))
-    room = await asyncio.to_thread(answer_room, request, serving) if may_overflow(request, serving) else None
+    budget = plain.budget
+    fields = engine_body(body, context, plain.served_model, plain.serving, stream=bool(request.stream))
+    if _size_bytes(request) > SMALL_BYTES:
+        work, room = await asyncio.to_thread(_measure, replica, request, context, plain)
+    else:
+        work, room = _measure(replica, request, context, plain)
+    refuse_if_late(work.forecast, budget)
     if room is not None:
         fields.pop("max_completion_tokens", None)
         fields["max_tokens"] = room
     payload = to_json(fields)
+    run = await replica.enter(work, context.cache_salt)
     sent = elapsed_ms(context)
     if not request.stream:
-        raw = await replica.backend.complete(payload)
-        usage = read_usage(whole_answer(raw))
-        return WholeAnswer((), raw, plain_timings(usage, context, sent, None, choices=request.n or 1))
-    stream = await replica.backend.stream(payload)
+        try:
+            run.first_token_expected()
+            raw = await replica.backend.complete(payload)
+            usage = read_usage(whole_answer(raw))
+            run.answered(usage)
+            return WholeAnswer((), raw, plain_timings(context, budget, run, usage, sent, None))
+        finally:
+            run.close()
+    try:
+        stream = await replica.backend.stream(payload)
+    except BaseException:
+        run.close()
+        raise
+    run.first_token()
     first = elapsed_ms(context)
-    answer = StreamedAnswer((), server_timing(ttft=first), nothing(), stream)
+    answer = StreamedAnswer((), server_timing(queue=run.waited_s * 1000, ttft=first), nothing(), stream, run)
 
     def ended(usage: EngineUsage) -> None:
-        answer.timings = plain_timings(usage, context, sent, first, choices=request.n or 1)
+        run.answered(usage)
+        answer.timings = plain_timings(context, budget, run, usage, sent, first)
 
     answer.events = relay_unchanged(stream, request.wants_usage, ended)
     return answer
 
 
-def may_overflow(request: ChatRequest, serving: Serving) -> bool:
-    """Cheap, and true too often: no tokenizer makes more tokens of a text than it has bytes."""
-    window, asked = serving.facts.max_model_len, request.answer_limit
-    if window is None or asked is None:
-        return False
-    most = sum(
-        len(message.text.encode("utf-8", "surrogatepass")) + _BYTES_PER_MESSAGE for message in request.messages
-    )
-    return most + asked > window
-
-
-def answer_room(request: ChatRequest, serving: Serving) -> int | None:
-    """The largest `max_tokens` beside these messages; None where what was asked for fits, or cannot be known.
-
-    A prompt that leaves no room at all stays as it is: the engine's refusal says so with its own numbers. Takes time
-    with the length of the messages: call it off the event loop.
-    """
-    window, asked = serving.facts.max_model_len, request.answer_limit
+def plain_prompt(request: ChatRequest, serving: Serving, salt: str) -> Prompt | None:
+    """The prompt that the engine will make of these messages; None where only the engine can tell."""
     extra = request.model_extra or {}
     shaped = request.tools or any(extra.get(name) is not None for name in TEMPLATE_FIELDS)
-    if window is None or asked is None or shaped or not all(message.plain for message in request.messages):
+    if shaped or not all(message.plain for message in request.messages):
         return None
     messages = [Message(message.role, message.text) for message in request.messages if message.role != "function"]
-    left = window - serving.builder.passthrough_tokens(messages)
-    return left if 1 <= left < asked else None
+    return serving.builder.passthrough(messages, salt)
+
+
+def _measure(
+    replica: Replica, request: ChatRequest, context: RequestContext, plain: Plain
+) -> tuple[Work, int | None]:
+    """What the request asks of the engine, and the largest `max_tokens` that fits where less was asked for.
+
+    Takes time with the length of the messages.
+    """
+    serving, budget = plain.serving, plain.budget
+    prompt = plain_prompt(request, serving, context.cache_salt)
+    clock = Clock(budget.ttft_s, elapsed_ms(context) / 1000)
+    outlook = replica.outlook(context.cache_salt)
+    if prompt is None:
+        estimate = Prompt((), (), None, _size_bytes(request) // BYTES_PER_TOKEN + 1, ())
+        forecast = forecast_plain(estimate, outlook, clock)
+        return Work(estimate.tokens, None, (), forecast, budget.deadline_s(context), request.n or 1), None
+    work = Work(
+        tokens=prompt.tokens,
+        token_ids=prompt.token_ids,
+        hashes=prompt.block_hashes,
+        forecast=forecast_plain(prompt, outlook, clock),
+        deadline_s=budget.deadline_s(context),
+        choices=request.n or 1,
+    )
+    window, asked = serving.facts.max_model_len, request.answer_limit
+    if window is None or asked is None:
+        return work, None
+    left = window - prompt.tokens
+    return work, left if 1 <= left < asked else None
+
+
+def _size_bytes(request: ChatRequest) -> int:
+    """More than the prompt has tokens: no tokenizer makes more tokens of a text than it has bytes."""
+    return sum(4 * len(message.text) + _BYTES_PER_MESSAGE for message in request.messages)

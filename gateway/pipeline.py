@@ -3,48 +3,35 @@
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 import orjson
 
-from gateway.answers import (
-    EngineUsage,
-    Timings,
-    annotations_wire,
-    citations_wire,
-    plan_wire,
-    read_usage,
-    server_timing,
-    whole_answer,
-)
+from gateway.answers import annotations_wire, citations_wire, plan_wire, read_usage, whole_answer
+from gateway.budgets import Budget, Budgets
 from gateway.context import RequestContext
-from gateway.errors import ApiError, ErrorKind
 from gateway.messages import Conversation, plain_transcript, read_conversation
 from gateway.metrics import Metrics
 from gateway.models import ModelName, Models
-from gateway.passthrough import pass_through
+from gateway.passthrough import Plain, pass_through
 from gateway.payload import turn_payload
+from gateway.planning import plan_prompt, refuse_if_late, within_total
 from gateway.relay import relay_completed
 from gateway.replicas import Replica
-from gateway.serving import Serving
-from gateway.turns import (
-    ChatDefaults,
-    StreamedAnswer,
-    Turn,
-    WholeAnswer,
-    elapsed_ms,
-    nothing,
-    rendered_by,
-    turn_timings,
-)
+from gateway.timings import EngineUsage, Timings, server_timing
+from gateway.turns import ChatDefaults, StreamedAnswer, Turn, WholeAnswer, elapsed_ms, nothing, turn_timings
 from gateway.wire import ChatRequest, invalid
 from prompt_builder.citations import named_labels
+from prompt_builder.outlook import Clock
 from prompt_builder.transcripts import Transcripts, without_files
-from prompt_builder.types import Limits, Message, Plan, Prompt, QuestionTooLong, Transcript
+from prompt_builder.types import Limits, Message, Transcript
 from retrieval.retriever import Retriever
 from retrieval.types import Candidates, Query
+
+BUDGET_CANDIDATES = 20
+OWN_TIME_S = 0.003
+OWN_TIME_SHARE = 0.1
 
 
 class FileLookup(Protocol):
@@ -53,7 +40,7 @@ class FileLookup(Protocol):
 
 
 class Pipeline:
-    """Resume, retrieve, plan, render, send; then report and record."""
+    """Resume, retrieve, plan, render, wait for a turn, send; then report, record and learn."""
 
     def __init__(
         self,
@@ -64,6 +51,7 @@ class Pipeline:
         transcripts: Transcripts,
         files: FileLookup,
         metrics: Metrics,
+        budgets: Budgets,
         defaults: ChatDefaults,
     ) -> None:
         self._replica = replica
@@ -72,32 +60,45 @@ class Pipeline:
         self._transcripts = transcripts
         self._files = files
         self._metrics = metrics
+        self._budgets = budgets
+        self._own_s = OWN_TIME_S
         self._defaults = defaults
 
     async def answer(
         self, request: ChatRequest, body: dict[str, Any], context: RequestContext
     ) -> StreamedAnswer | WholeAnswer:
         """Raises ApiError; RetrievalError for stores and filters that cannot be searched."""
-        name = await self._models.resolve(request.model, context.tenant)
-        stores = tuple(
-            dict.fromkeys([*name.store_ids, *(request.headstart.vector_store_ids if request.headstart else ())])
-        )
-        conversation = await self._resume(request, context, name, bool(stores))
-        if conversation is None:
-            return await pass_through(self._replica, request, body, context, name.served)
-        turn = await self._prepare(request, context, name.served, stores, conversation)
-        payload = turn_payload(turn, body)
+        prepared = await self.prepare(request, context)
+        if isinstance(prepared, Plain):
+            return await pass_through(self._replica, request, body, context, prepared)
+        refuse_if_late(prepared.plan.forecast, prepared.budget)
+        payload = turn_payload(prepared, body)
         if request.stream:
-            return await self._stream(turn, payload)
-        return await self._complete(turn, payload)
+            return await self._stream(prepared, payload)
+        return await self._complete(prepared, payload)
+
+    async def prepare(self, request: ChatRequest, context: RequestContext) -> Turn | Plain:
+        """Everything that is decided before the engine is called. Raises like `answer`."""
+        name = await self._models.resolve(request.model, context.tenant)
+        extension = request.headstart
+        stores = tuple(dict.fromkeys([*name.store_ids, *(extension.vector_store_ids if extension else ())]))
+        budget = await self._budgets.of(request, context, stores)
+        conversation = await self._resume(request, context, name, bool(stores), budget)
+        if conversation is None:
+            return Plain(name.served, self._replica.serving, budget)
+        return await self._plan(request, context, name.served, stores, conversation, budget)
 
     async def _resume(
-        self, request: ChatRequest, context: RequestContext, name: ModelName, has_stores: bool
+        self, request: ChatRequest, context: RequestContext, name: ModelName, has_stores: bool, budget: Budget
     ) -> Conversation | None:
-        """The conversation with what is known of it; None for a request to pass through."""
+        """The conversation with what is known of it; None for a request to pass through.
+
+        A request that states a budget hands its history to the planner.
+        """
         extension = request.headstart
         kept = extension.conversation if extension else None
-        if not has_stores and kept is None and len(request.messages) < 3:
+        planned = has_stores or kept is not None or (extension is not None and extension.budgeted)
+        if not planned and len(request.messages) < 3:
             return None
         template = self._replica.serving.template
         conversation = read_conversation(request, template_reads_names=template is not None and template.reads_names)
@@ -108,12 +109,12 @@ class Pipeline:
         if not conversation.plain:
             if kept is not None:
                 raise invalid("headstart.conversation takes messages of plain text only.", "headstart.conversation")
-            return conversation.with_transcript(plain_transcript(conversation)) if has_stores else None
+            return conversation.with_transcript(plain_transcript(conversation)) if planned else None
         if kept is not None:
             earlier = await self._transcripts.load(context.tenant, request.user, kept)
             conversation = conversation.continuing(tuple(earlier))
         resumed = await self._transcripts.resume(context.tenant, request.user, name.served, conversation.messages)
-        if not has_stores and kept is None and not resumed.known:
+        if not planned and not resumed.known:
             return None
         return conversation.with_transcript(await asyncio.to_thread(self._without_deleted, resumed, context.tenant))
 
@@ -123,40 +124,37 @@ class Pipeline:
             return transcript
         return without_files(transcript, partial(self._files.answers, tenant))
 
-    async def _prepare(
+    async def _plan(
         self,
         request: ChatRequest,
         context: RequestContext,
         served_model: str,
         stores: tuple[str, ...],
         conversation: Conversation,
+        budget: Budget,
     ) -> Turn:
         serving = self._replica.serving
-        transcript = conversation.transcript
         extension = request.headstart
         top_k = (extension.top_k if extension else None) or self._defaults.top_k
         began = time.monotonic()
-        candidates = Candidates(())
-        if stores:
-            candidates = await self._retriever.search(
-                Query(
-                    tenant=context.tenant,
-                    store_ids=stores,
-                    text=transcript.question,
-                    previous_text=_previous_question(transcript),
-                    top_k=top_k,
-                    filters=extension.filters.to_filter() if extension and extension.filters else None,
-                )
-            )
+        candidates = await self._search(request, context, stores, conversation.transcript, top_k, budget)
         retrieved = time.monotonic()
         limits = Limits(
             window_tokens=serving.facts.max_model_len,
             max_tokens=request.answer_limit,
             min_answer_tokens=self._defaults.min_answer_tokens,
             top_k=top_k,
+            chunk_order=extension.chunk_order if extension else None,
+            pin_last=extension.pin_last if extension else None,
+            evidence_lines=extension.evidence_lines if extension else None,
         )
-        plan, prompt = await asyncio.to_thread(_plan, serving, conversation, candidates, limits, context)
+        outlook = self._replica.outlook(context.cache_salt)
+        clock = Clock(budget.ttft_s, retrieved - context.started_s + self._own_s)
+        plan, prompt = await asyncio.to_thread(
+            plan_prompt, serving, conversation, candidates, limits, context.cache_salt, (outlook,), clock
+        )
         planned = time.monotonic()
+        self._own_s += OWN_TIME_SHARE * (planned - retrieved - self._own_s)
         return Turn(
             request=request,
             context=context,
@@ -164,34 +162,80 @@ class Pipeline:
             served_model=served_model,
             stores=stores,
             conversation=conversation,
-            transcript=transcript,
-            plan=plan,
+            candidates=candidates,
+            limits=limits,
+            clock=clock,
+            plan=within_total(plan, budget, outlook.speed),
             prompt=prompt,
+            budget=budget,
             retrieve_ms=(retrieved - began) * 1000,
             plan_ms=(planned - retrieved) * 1000,
         )
 
+    async def _search(
+        self,
+        request: ChatRequest,
+        context: RequestContext,
+        stores: tuple[str, ...],
+        transcript: Transcript,
+        top_k: int,
+        budget: Budget,
+    ) -> Candidates:
+        if not stores:
+            return Candidates(())
+        extension = request.headstart
+        return await self._retriever.search(
+            Query(
+                tenant=context.tenant,
+                store_ids=stores,
+                text=transcript.question,
+                previous_text=_previous_question(transcript),
+                # Under a budget a small chunk of a lower rank may fit where a large one does not.
+                top_k=top_k if budget.ttft_s is None else max(top_k, BUDGET_CANDIDATES),
+                filters=extension.filters.to_filter() if extension and extension.filters else None,
+            )
+        )
+
     async def _stream(self, turn: Turn, payload: bytes) -> StreamedAnswer:
+        run = await self._replica.enter(turn.work, turn.context.cache_salt)
         sent = elapsed_ms(turn.context)
-        stream = await self._replica.backend.stream(payload)
+        try:
+            stream = await self._replica.backend.stream(payload)
+        except BaseException:
+            run.close()
+            raise
+        run.first_token()
         first = elapsed_ms(turn.context)
-        timing = server_timing(retrieve=turn.retrieve_ms, plan=turn.plan_ms, prefill=first - sent, ttft=first)
-        answer = StreamedAnswer(turn.stores, timing, nothing(), stream)
+        timing = server_timing(
+            retrieve=turn.retrieve_ms,
+            plan=turn.plan_ms,
+            queue=run.waited_s * 1000,
+            prefill=first - sent,
+            ttft=first,
+        )
+        answer = StreamedAnswer(turn.stores, timing, nothing(), stream, run)
 
         async def finish(
             texts: Mapping[int, str], usage: EngineUsage
         ) -> tuple[dict[str, Any], dict[int, list[dict[str, Any]]]]:
-            answer.timings = turn_timings(turn, usage, sent, first)
+            run.answered(usage)
+            answer.timings = turn_timings(turn, run, usage, sent, first)
             return await self._finish(turn, texts, usage, answer.timings)
 
         answer.events = relay_completed(stream, turn.request.wants_usage, finish)
         return answer
 
     async def _complete(self, turn: Turn, payload: bytes) -> WholeAnswer:
-        sent = elapsed_ms(turn.context)
-        body = whole_answer(await self._replica.backend.complete(payload))
-        usage = read_usage(body)
-        timings = turn_timings(turn, usage, sent, None)
+        run = await self._replica.enter(turn.work, turn.context.cache_salt)
+        try:
+            sent = elapsed_ms(turn.context)
+            run.first_token_expected()
+            body = whole_answer(await self._replica.backend.complete(payload))
+            usage = read_usage(body)
+            run.answered(usage)
+            timings = turn_timings(turn, run, usage, sent, None)
+        finally:
+            run.close()
         choices = [choice for choice in body.get("choices") or [] if isinstance(choice.get("message"), dict)]
         texts = {choice.get("index", 0): choice["message"].get("content") or "" for choice in choices}
         extension, annotations = await self._finish(turn, texts, usage, timings)
@@ -230,28 +274,6 @@ class Pipeline:
         if kept is not None and texts:
             said = [*turn.conversation.messages, Message("assistant", texts[min(texts)])]
             await self._transcripts.keep(context.tenant, request.user, kept, said)
-
-
-def _plan(
-    serving: Serving, conversation: Conversation, candidates: Candidates, limits: Limits, context: RequestContext
-) -> tuple[Plan, Prompt]:
-    """Raises ApiError (400) for a question that the window cannot hold. Takes time with the length of the texts."""
-    window = limits.window_tokens
-    aside = 0 if window is None else conversation.extra_tokens(serving.tokenizer)
-    if window is not None:
-        limits = replace(limits, window_tokens=window - aside)
-    try:
-        plan = serving.planner.plan(conversation.transcript, rendered_by(serving.renderer, candidates), limits)
-    except QuestionTooLong as error:
-        message = str(error)
-        if aside:
-            message += f" ({aside} of {window} tokens are set aside for tools and messages that are not plain text.)"
-        raise ApiError(ErrorKind.INVALID, message, param="messages", code="context_length_exceeded") from None
-    reason = conversation.inexact_reason
-    if reason is None and serving.facts.token_ids_accepted is not True:
-        reason = "the engine does not take token ids in chat requests"
-    prompt = serving.builder.render(plan, context.cache_salt, exact=reason is None, reason=reason)
-    return plan, prompt
 
 
 def _previous_question(transcript: Transcript) -> str | None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import orjson
 
-from gateway.answers import EngineUsage, read_usage
+from gateway.answers import read_usage
 from gateway.backends.sse import DONE, data_event, event_data, is_usage_only, split_events
 from gateway.backends.vllm import EngineStream
 from gateway.errors import ApiError, ErrorKind
+from gateway.timings import EngineUsage
 
 Finish = Callable[[Mapping[int, str], EngineUsage], Awaitable[tuple[dict[str, Any], dict[int, list[dict[str, Any]]]]]]
 """Answers by choice and usage in; the `headstart` object and the annotations by choice out."""

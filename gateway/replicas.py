@@ -7,14 +7,22 @@ from types import TracebackType
 
 import aiohttp
 
-from gateway.backends.facts import probe_engine
+from cache.residency import Residency
+from gateway.backends.facts import EngineFacts, probe_engine
 from gateway.backends.vllm import EngineLimits, VllmBackend
+from gateway.budgets import QUEUE_FULL
+from gateway.errors import ApiError, ErrorKind
+from gateway.pacing import Pacer, Prefill, QueueFull
+from gateway.runs import Run, Work
 from gateway.serving import Serving, make_serving, unknown_serving
 from gateway.settings import Settings
+from gateway.speed import ReplicaSpeed
+from prompt_builder.outlook import NothingHeld, Outlook
 
 log = logging.getLogger("headstart.replicas")
 
 _INCONCLUSIVE_PROBES = 5
+NAME = "engine"
 
 
 class Replica:
@@ -31,6 +39,10 @@ class Replica:
         self._session = session
         self.backend = VllmBackend(session, settings.engine_url, settings.engine_api_key, limits)
         self.serving = unknown_serving(settings)
+        self.pacer = Pacer(enabled=settings.pacing, max_queued=settings.max_queued)
+        self.residency: Residency | None = None
+        self.speed = ReplicaSpeed(settings)
+        self.speed.on_change(self.pacer.learned)
         self._followers: list[Callable[[Serving], None]] = []
         self._inconclusive = 0
         self._said = False
@@ -42,20 +54,49 @@ class Replica:
         """`follow` is called with every new Serving, on the event loop."""
         self._followers.append(follow)
 
+    def outlook(self, salt: str) -> Outlook:
+        """The replica as it is now, for planning: how fast, how busy, and what it holds under the tenant's salt."""
+        prefix = NothingHeld() if self.residency is None else self.residency.prefix(salt)
+        return Outlook(NAME, self.speed.estimate, self.pacer.wait_s, prefix)
+
+    async def enter(self, work: Work, salt: str) -> Run:
+        """Waits for the request's turn to prefill. Raises ApiError (503) when too many wait already.
+
+        Whoever got a run closes it, whatever happens.
+        """
+        forecast = work.forecast
+        job = Prefill(
+            uncached_tokens=forecast.uncached_tokens if forecast else work.tokens,
+            cached_tokens=forecast.cached_tokens if forecast else 0,
+            seconds=forecast.prefill_s if forecast else 0.0,
+            deadline_s=work.deadline_s,
+        )
+        try:
+            ticket = await self.pacer.enter(job)
+        except QueueFull as full:
+            raise ApiError(
+                ErrorKind.UNAVAILABLE,
+                f"{self._settings.max_queued} requests wait for the engine, the most that may. Try again later.",
+                code=QUEUE_FULL,
+                retry_after_s=full.wait_s,
+            ) from None
+        return Run(work, ticket, self.residency, self.speed, salt=salt, decoding=self.pacer.decoding)
+
     @property
     def model(self) -> str | None:
         """The served model's name, None until the engine has told it."""
         return self.serving.facts.model or self._settings.model or None
 
     async def __aenter__(self) -> "Replica":
+        await self.speed.__aenter__()
         self._task = asyncio.create_task(self._watch(), name="engine-probe")
         try:
             async with asyncio.timeout(self._first_probe_s):
                 await self._probed.wait()
         except TimeoutError:
             log.warning("the engine is silent; starting without what it would tell")
-        except BaseException:
-            self._task.cancel()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
             raise
         return self
 
@@ -65,6 +106,7 @@ class Replica:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        await self.speed.__aexit__(kind, error, trace)
 
     async def _watch(self) -> None:
         while True:
@@ -105,6 +147,17 @@ class Replica:
         self._said = True
         if facts == known:
             return
+        if not known.reachable or not facts.same_engine(known):
+            # It came, or came back: whatever it held before is gone.
+            self.residency = _residency_of(facts)
+        self.speed.facts_changed(facts)
         self.serving = await asyncio.to_thread(make_serving, self._settings, facts)
         for follow in self._followers:
             follow(self.serving)
+
+
+def _residency_of(facts: EngineFacts) -> Residency | None:
+    """The engine never uses its first block. Of an engine that does not tell its blocks nothing is believed."""
+    if facts.block_size is None or facts.num_blocks is None or facts.num_blocks < 2:
+        return None
+    return Residency(facts.block_size, facts.num_blocks - 1)

@@ -4,13 +4,16 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
-from gateway.answers import EngineUsage, Timings, make_timings
 from gateway.backends.vllm import EngineStream
+from gateway.budgets import Budget
 from gateway.context import RequestContext
 from gateway.messages import Conversation
+from gateway.runs import Run, Work
 from gateway.serving import Serving
+from gateway.timings import EngineUsage, Timings, make_timings, predicted
 from gateway.wire import ChatRequest
-from prompt_builder.types import Plan, Prompt, Transcript
+from prompt_builder.outlook import Clock
+from prompt_builder.types import Limits, Plan, Prompt, Transcript
 from retrieval.types import Candidates, ChunkRenderer
 
 
@@ -32,11 +35,29 @@ class Turn:
     served_model: str
     stores: tuple[str, ...]
     conversation: Conversation
-    transcript: Transcript
+    candidates: Candidates
+    limits: Limits
+    clock: Clock
     plan: Plan
     prompt: Prompt
+    budget: Budget
     retrieve_ms: float
     plan_ms: float
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.conversation.transcript
+
+    @property
+    def work(self) -> Work:
+        return Work(
+            tokens=self.prompt.tokens,
+            token_ids=self.prompt.token_ids,
+            hashes=self.prompt.block_hashes,
+            forecast=self.plan.forecast,
+            deadline_s=self.budget.deadline_s(self.context),
+            choices=self.request.n or 1,
+        )
 
 
 @dataclass(slots=True)
@@ -47,10 +68,12 @@ class StreamedAnswer:
     server_timing: bytes
     events: AsyncGenerator[bytes]
     stream: EngineStream
+    run: Run
     timings: Timings | None = None
 
     def close(self) -> None:
         self.stream.close()
+        self.run.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,29 +99,26 @@ def elapsed_ms(context: RequestContext) -> float:
 
 
 def plain_timings(
-    usage: EngineUsage, context: RequestContext, sent: float, first: float | None, *, choices: int
+    context: RequestContext, budget: Budget, run: Run, usage: EngineUsage, sent_ms: float, first_ms: float | None
 ) -> Timings:
+    """The timings of a passed-through answer that has just ended."""
     return make_timings(
         usage,
         retrieve_ms=0.0,
         plan_ms=0.0,
-        sent_ms=sent,
-        first_ms=first,
+        sent_ms=sent_ms,
+        first_ms=first_ms,
         total_ms=elapsed_ms(context),
-        choices=choices,
+        choices=run.work.choices,
+        waited_ms=run.waited_s * 1000,
+        predicted=predicted(run.work.forecast, budget.ttft_s, run.cached_tokens),
     )
 
 
-def turn_timings(turn: Turn, usage: EngineUsage, sent: float, first: float | None) -> Timings:
-    return make_timings(
-        usage,
-        retrieve_ms=turn.retrieve_ms,
-        plan_ms=turn.plan_ms,
-        sent_ms=sent,
-        first_ms=first,
-        total_ms=elapsed_ms(turn.context),
-        choices=turn.request.n or 1,
-    )
+def turn_timings(turn: Turn, run: Run, usage: EngineUsage, sent_ms: float, first_ms: float | None) -> Timings:
+    """The timings of a turn whose answer has just ended."""
+    plain = plain_timings(turn.context, turn.budget, run, usage, sent_ms, first_ms)
+    return replace(plain, retrieve_ms=turn.retrieve_ms, plan_ms=turn.plan_ms)
 
 
 async def nothing() -> AsyncGenerator[bytes]:

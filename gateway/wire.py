@@ -56,6 +56,9 @@ _TEMPLATE_CONTROLS = frozenset({"tokenize", "tools", "messages", "conversation"}
 _MAX_FILTER_DEPTH = 8
 _MAX_TOKENS = 2**31 - 1
 _SHOWN_CHARS = 300
+MOST_BUDGET_MS = 3_600_000.0
+
+BudgetMs = Annotated[float, Field(gt=0, le=MOST_BUDGET_MS, strict=True, allow_inf_nan=False)]
 
 Comparison = Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
 Compound = Literal["and", "or"]
@@ -100,6 +103,16 @@ class Extension(BaseModel):
     top_k: int | None = Field(None, ge=1, le=50, strict=True)
     filters: FilterModel | None = None
     conversation: str | None = Field(None, pattern=r"^[A-Za-z0-9._:-]{1,128}$")
+    ttft_budget_ms: BudgetMs | None = None
+    total_budget_ms: BudgetMs | None = None
+    policy: Literal["best_effort", "strict"] | None = None
+    chunk_order: Literal["relevance_last", "relevance_first", "label"] | None = None
+    pin_last: int | None = Field(None, ge=0, le=2, strict=True)
+    evidence_lines: int | None = Field(None, ge=0, le=10, strict=True)
+
+    @property
+    def budgeted(self) -> bool:
+        return self.ttft_budget_ms is not None or self.total_budget_ms is not None
 
 
 class StreamOptions(BaseModel):

@@ -28,6 +28,20 @@ class Prefix(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class NothingHeld:
+    """The prefix (a Prefix) on a replica of whose cache nothing is known: none of it is resident."""
+
+    tokens: int = 0
+    resident_tokens: int = 0
+
+    def extended(self, token_ids: Sequence[int]) -> "NothingHeld":
+        return NothingHeld(self.tokens + len(token_ids))
+
+    def cached_tokens(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
 class Outlook:
     """`queue_s` gives the predicted wait in seconds before a prefill of so many seconds would start.
 

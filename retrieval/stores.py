@@ -75,6 +75,12 @@ class VectorStores:
             raise StoreExpired(store_id)
         return int(row["generation"])
 
+    def metadata(self, tenant: str, store_id: str) -> Mapping[str, str]:
+        """One row read; raises NotFound like `get`."""
+        with self._connections.read() as connection:
+            row = require_store(connection, tenant, store_id)
+        return dict(orjson.loads(row["metadata"]))
+
     def find_by_name(self, tenant: str, name: str) -> VectorStore | None:
         """The tenant's oldest store of this name, so that a later namesake never takes its place."""
         with self._connections.read() as connection:

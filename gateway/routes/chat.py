@@ -5,7 +5,6 @@ import contextlib
 import logging
 
 from gateway.admission import Admission
-from gateway.answers import Timings, server_timing
 from gateway.backends.sse import DONE
 from gateway.backends.watchdog import Watchdog
 from gateway.calls import Call, Calls, now
@@ -13,6 +12,7 @@ from gateway.context import RequestContext
 from gateway.errors import ApiError, ErrorKind, translate
 from gateway.http import CancelOnDisconnect, ClientGone, Headers, Receive, Scope, Send, read_body, send_bytes
 from gateway.pipeline import Pipeline
+from gateway.timings import Timings, server_timing
 from gateway.turns import StreamedAnswer
 from gateway.wire import ChatRequest, parse_chat
 from retrieval.types import RetrievalError

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends
 from fastapi import Query as QueryParameters
 from starlette.concurrency import run_in_threadpool
 
+from gateway.budgets import check_store_metadata
 from gateway.routes.dependencies import BodyLimits, Context, json_body
 from gateway.routes.file_batches import add_batch_routes
 from gateway.routes.wire_lists import Deleted, ListPage, ListQuery, StoreFileListQuery
@@ -107,6 +108,7 @@ def _add_store_routes(
     async def create(
         context: Context, body: Annotated[CreateStore, Depends(json_body(CreateStore, limits))]
     ) -> VectorStoreObject:
+        check_store_metadata(body.metadata)
         files = [AttachFile(file_id=id_, chunking_strategy=body.chunking_strategy) for id_ in body.file_ids]
         # First, so that an unknown file leaves no half-made store behind.
         await run_in_threadpool(attachments.require_files, context.tenant, body.file_ids)
@@ -127,6 +129,7 @@ def _add_store_routes(
     def update(
         store_id: str, context: Context, body: Annotated[UpdateStore, Depends(json_body(UpdateStore, limits))]
     ) -> VectorStoreObject:
+        check_store_metadata(body.metadata)
         change = StoreUpdate(
             name=body.name,
             metadata=body.metadata,

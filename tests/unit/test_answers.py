@@ -2,17 +2,9 @@ from typing import Any
 
 import pytest
 
-from gateway.answers import (
-    EngineUsage,
-    annotations_wire,
-    citations_wire,
-    make_timings,
-    plan_wire,
-    read_usage,
-    server_timing,
-    whole_answer,
-)
+from gateway.answers import annotations_wire, citations_wire, plan_wire, read_usage, whole_answer
 from gateway.errors import ApiError
+from gateway.timings import EngineUsage, make_timings, server_timing
 from prompt_builder.citations import named_labels
 from prompt_builder.types import Dropped, Message, Plan, Prompt, PromptChunk, Segment
 from retrieval.types import RenderedChunk
@@ -110,7 +102,7 @@ def test_the_plan_on_the_wire_counts_its_segments() -> None:
     wire = plan_wire(plan, Prompt(segments, (), (1, 2, 3, 4, 5, 6, 7), 7, ()))
     assert wire["tokens"] == {"scaffold": 3, "chunk": 3, "question": 1}
     assert sum(wire["tokens"].values()) == wire["prompt_tokens"] == 7
-    assert wire["chunks"] == [{"label": "k7f2a", "tokens": 3}]
+    assert wire["chunks"] == [{"label": "k7f2a", "form": "whole", "tokens": 3}]
     assert wire["dropped"] == [{"what": "chunk", "name": "k0aaa", "reason": "Too long."}]
     assert wire["exact"] is True
 
@@ -133,5 +125,5 @@ def test_tokens_of_segments_are_null_where_no_tokenizer_is_known() -> None:
     segments = (Segment("chunk", chunk.rendered.text, (), "k7f2a"), Segment("question", "why?", ()))
     wire = plan_wire(plan, Prompt(segments, (Message("user", "why?"),), None, 40, (), "no tokenizer"))
     assert wire["tokens"] is None
-    assert wire["chunks"] == [{"label": "k7f2a", "tokens": None}]
+    assert wire["chunks"] == [{"label": "k7f2a", "form": "whole", "tokens": None}]
     assert wire["prompt_tokens"] == 40

@@ -6,10 +6,10 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.answers import EngineUsage
 from gateway.backends.sse import DONE
 from gateway.errors import ApiError
 from gateway.relay import relay_completed, relay_unchanged
+from gateway.timings import EngineUsage
 
 
 class Reads:

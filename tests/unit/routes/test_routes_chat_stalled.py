@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from gateway.admission import Admission
-from gateway.answers import EngineUsage, make_timings
 from gateway.calls import Calls
 from gateway.context import RequestContext
 from gateway.http import AsgiMessage
 from gateway.metrics import Metrics
 from gateway.routes.chat import ChatEndpoint
+from gateway.timings import EngineUsage, make_timings
 from gateway.turns import StreamedAnswer, WholeAnswer
 
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
@@ -21,6 +21,15 @@ TIMINGS = make_timings(EngineUsage(), retrieve_ms=0, plan_ms=0, sent_ms=0, first
 
 class EngineStreamNote:
     """Notes that the engine's request was given up."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class RunNote:
+    """Notes that the replica got its slot back."""
 
     closed = False
 
@@ -46,7 +55,7 @@ async def events() -> AsyncGenerator[bytes]:
 def answer_of(kind: str, stream: Any) -> StreamedAnswer | WholeAnswer:
     if kind == "whole":
         return WholeAnswer((), b"{}", TIMINGS)
-    return StreamedAnswer((), b"", events(), stream)
+    return StreamedAnswer((), b"", events(), stream, RunNote())
 
 
 @pytest.mark.parametrize("kind", ["streamed", "whole"])

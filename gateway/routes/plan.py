@@ -1,0 +1,118 @@
+"""`POST /v1/plan`: what would be done with a chat request, and what it would take, without doing it."""
+
+import asyncio
+from typing import Any, Protocol
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from gateway.answers import forecast_wire, plan_wire
+from gateway.budgets import Budget
+from gateway.context import RequestContext
+from gateway.errors import ApiError
+from gateway.http import read_body
+from gateway.passthrough import Plain, plain_prompt
+from gateway.planning import forecast_plain, refuse_if_late
+from gateway.routes.dependencies import BodyLimits, Context
+from gateway.turns import Turn, elapsed_ms
+from gateway.wire import ChatRequest, parse_chat
+from latency.speed import Forecast
+from prompt_builder.outlook import Clock, Outlook
+from prompt_builder.types import Segment
+
+
+class Planning(Protocol):
+    """The part of the pipeline that decides."""
+
+    async def prepare(self, request: ChatRequest, context: RequestContext) -> Turn | Plain: ...
+
+
+class Replicas(Protocol):
+    def outlook(self, salt: str) -> Outlook: ...
+
+
+def plan_router(planning: Planning, replicas: Replicas, limits: BodyLimits) -> APIRouter:
+    router = APIRouter(tags=["plan"])
+
+    @router.post("/v1/plan")
+    async def plan(request: Request, context: Context) -> Response:
+        """Takes the body of a chat request. Refuses what chat would refuse, but a strict budget: it says so."""
+        raw = await read_body(request.scope, request.receive, limits.max_body_bytes, limits.timeout_s)
+        chat, _ = parse_chat(raw)
+        prepared = await planning.prepare(chat, context)
+        outlook = replicas.outlook(context.cache_salt)
+        if isinstance(prepared, Plain):
+            found = await asyncio.to_thread(_plain, chat, prepared, context, outlook)
+        else:
+            found = await asyncio.to_thread(_planned, prepared, outlook)
+        return Response(
+            orjson.dumps({"object": "headstart.plan", "model": chat.model, **found}), media_type="application/json"
+        )
+
+    return router
+
+
+def _planned(turn: Turn, outlook: Outlook) -> dict[str, Any]:
+    alternatives = turn.serving.planner.alternatives(
+        turn.transcript, turn.candidates, turn.limits, (outlook,), turn.clock
+    )
+    return {
+        "retrieval": bool(turn.stores),
+        "plan": plan_wire(turn.plan, turn.prompt),
+        "segments": [_segment(segment) for segment in turn.prompt.segments],
+        "replicas": [forecast_wire(turn.plan.forecast)] if turn.plan.forecast else [],
+        "alternatives": [_alternative(alternative) for alternative in alternatives],
+        "refusal": _refusal(turn.plan.forecast, turn.budget),
+    }
+
+
+def _plain(chat: ChatRequest, plain: Plain, context: RequestContext, outlook: Outlook) -> dict[str, Any]:
+    """A request that passes through: its messages as the engine's template renders them."""
+    prompt = plain_prompt(chat, plain.serving, context.cache_salt)
+    if prompt is None:
+        return {
+            "retrieval": False,
+            "plan": None,
+            "segments": [],
+            "replicas": [],
+            "alternatives": [],
+            "refusal": None,
+        }
+    forecast = forecast_plain(prompt, outlook, Clock(plain.budget.ttft_s, elapsed_ms(context) / 1000))
+    return {
+        "retrieval": False,
+        "plan": None,
+        "segments": [_segment(segment) for segment in prompt.segments],
+        "replicas": [forecast_wire(forecast)] if forecast else [],
+        "alternatives": [],
+        "refusal": _refusal(forecast, plain.budget),
+    }
+
+
+def _segment(segment: Segment) -> dict[str, Any]:
+    return {
+        "kind": segment.kind,
+        "label": segment.label,
+        "tokens": len(segment.token_ids) or None,
+        "text": segment.text,
+    }
+
+
+def _alternative(alternative: Any) -> dict[str, Any]:
+    return {
+        "ttft_budget_ms": round(alternative.budget_s * 1000, 3),
+        "chunks": alternative.chunks,
+        "extracts": alternative.extracts,
+        "prompt_tokens": alternative.prompt_tokens,
+        "uncached_tokens": alternative.uncached_tokens,
+        "relevance_kept": round(alternative.relevance_kept, 4),
+    }
+
+
+def _refusal(forecast: Forecast | None, budget: Budget) -> dict[str, object] | None:
+    """The error that chat would answer with under this budget's policy; null when it would answer."""
+    try:
+        refuse_if_late(forecast, budget)
+    except ApiError as error:
+        return error.body()
+    return None

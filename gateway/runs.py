@@ -1,0 +1,114 @@
+"""One request's stay on a replica: its turn to prefill, the blocks it takes there, and what it teaches."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from cache.residency import Lease, Residency
+from gateway.pacing import Ticket
+from gateway.timings import EngineUsage
+from latency.speed import Forecast
+
+
+class Lessons(Protocol):
+    """Who learns from requests that have been answered. Tokens and seconds."""
+
+    def observe(self, uncached_tokens: int, cached_tokens: int, seconds: float, decoding: int = 0) -> None: ...
+
+    def observe_decode(self, output_tokens: int, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a request asks of a replica. `token_ids` is None where only the engine knows them.
+
+    `hashes` are those of the ids' blocks. `forecast` is None where the replica's speed is not known. `deadline_s` is
+    on the monotonic clock.
+    """
+
+    tokens: int
+    token_ids: tuple[int, ...] | None
+    hashes: tuple[bytes, ...]
+    forecast: Forecast | None
+    deadline_s: float | None
+    choices: int = 1
+
+
+class Run:
+    """From the release of a request to its end; `close` is idempotent and gives everything back."""
+
+    def __init__(
+        self,
+        work: Work,
+        ticket: Ticket,
+        residency: Residency | None,
+        lessons: Lessons,
+        *,
+        salt: str,
+        decoding: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.work = work
+        self._ticket = ticket
+        self._residency = residency
+        self._lessons = lessons
+        self._decoding = decoding
+        self._clock = clock
+        self._lease: Lease | None = None
+        if residency is not None and work.token_ids is not None:
+            hashes = work.hashes if len(work.hashes) == work.tokens // residency.block_size else None
+            self._lease = residency.begin(work.token_ids, salt, hashes)
+        self._sent_s = clock()
+        self._first_s: float | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """Time in the gateway's queue."""
+        return self._ticket.waited_s
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """What the replica was predicted to hold of the prompt when it was sent."""
+        return self._lease.cached_tokens if self._lease is not None else None
+
+    def first_token(self) -> None:
+        self._first_s = self._clock()
+        self._ticket.first_token()
+
+    def first_token_expected(self) -> None:
+        """For an answer that comes whole: its first token is taken to come when it was predicted."""
+        forecast = self.work.forecast
+        if forecast is not None:
+            self._ticket.first_token_expected(forecast.safe_prefill_s)
+
+    def answered(self, usage: EngineUsage) -> None:
+        """The answer is complete: what was predicted meets what the engine reports."""
+        ended_s = self._clock()
+        self._settle(usage)
+        if self._first_s is None or self.work.choices != 1:
+            return
+        if usage.prompt_tokens is not None and usage.cached_tokens is not None:
+            # The wait in the engine's own queue is not prefill; the engine reports it apart.
+            prefill_s = self._first_s - self._sent_s - (usage.queue_ms or 0.0) / 1000
+            uncached = usage.prompt_tokens - usage.cached_tokens
+            if prefill_s > 0 and uncached > 0:
+                self._lessons.observe(uncached, usage.cached_tokens, prefill_s, self._decoding)
+        if usage.output_tokens is not None and usage.output_tokens > 1 and ended_s > self._first_s:
+            self._lessons.observe_decode(usage.output_tokens - 1, ended_s - self._first_s)
+
+    def close(self) -> None:
+        self._ticket.done()
+        if self._residency is not None and self._lease is not None:
+            self._residency.end(self._lease)
+
+    def _settle(self, usage: EngineUsage) -> None:
+        if self._residency is None:
+            return
+        if self._lease is not None:
+            self._residency.reconcile(self._lease, usage.cached_tokens)
+            if usage.output_tokens is not None:
+                self._residency.generated_unknown(self._lease, usage.output_tokens)
+        elif usage.prompt_tokens is not None:
+            computed = usage.prompt_tokens - (usage.cached_tokens or 0)
+            self._residency.ran_unknown(computed + (usage.output_tokens or 0))
