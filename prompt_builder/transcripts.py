@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Protocol, TypeVar
 
 from cache.store import ByteStore
+from prompt_builder.chain import chain, conversation_key, link_of
 from prompt_builder.stored import (
     CorruptValue,
     StoredFold,
@@ -79,7 +79,7 @@ class Transcripts:
             leading += 1
         system = "\n\n".join(message.content for message in messages[:leading])
         past = [PastMessage(message.role, message.content) for message in messages[leading:-1]]
-        links = _chain(tenant, user, model, past)
+        links = chain(tenant, user, model, past)
         answered, ends = _answered(past), _turn_ends(past)
         raw = await self._read([*(f"turn:{links[at]}" for at in answered), *(f"fold:{links[at]}" for at in ends)])
         known = stripped = 0
@@ -104,7 +104,7 @@ class Transcripts:
     ) -> None:
         """Remembers what `plan` put before the transcript's question, now that it has this answer."""
         turn = (PastMessage("user", transcript.question), PastMessage("assistant", answer))
-        link = _chain(tenant, user, model, (*transcript.past, *turn))[-1]
+        link = link_of(tenant, user, model, (*transcript.past, *turn))
         stored = StoredTurn(context_of(plan), _stripped(transcript, plan), self._now())
         await self._store.put(f"turn:{link}", encode_turn(stored), self._ttl_s)
 
@@ -124,14 +124,14 @@ class Transcripts:
         """
         if not folded or not summary:
             raise ValueError("a fold needs messages and a summary")
-        link = _chain(tenant, user, model, folded)[-1]
+        link = link_of(tenant, user, model, folded)
         file_ids = tuple(dict.fromkeys([*earlier_files, *files_in(folded)]))
         stored = StoredFold(summary, len(folded), file_ids, self._now())
         await self._store.put(f"fold:{link}", encode_fold(stored), self._ttl_s)
 
     async def load(self, tenant: str, user: str | None, conversation: str) -> list[Message]:
         """The messages of a conversation that the client names; empty where this user has none such."""
-        raw = await self._store.get(_conversation_key(tenant, user, conversation))
+        raw = await self._store.get(conversation_key(tenant, user, conversation))
         if raw is None:
             return []
         try:
@@ -145,7 +145,7 @@ class Transcripts:
 
         Beyond 400 messages or 1 MiB the oldest turns leave, in whole turns; leading system messages stay.
         """
-        key = _conversation_key(tenant, user, conversation)
+        key = conversation_key(tenant, user, conversation)
         await self._store.put(key, encode_messages(_bounded(messages)), self._ttl_s)
 
     async def _read(self, keys: Sequence[str]) -> list[tuple[str, bytes | None]]:
@@ -245,36 +245,6 @@ def _stripped(transcript: Transcript, plan: Plan) -> int:
     """Messages without chunks in the plan's prompt, from the start of the past: folded, left out or stripped."""
     missing = len(transcript.past) - len(plan.past)
     return missing + (len(plan.past) if plan.rendering == "stripped" else plan.stripped)
-
-
-def _chain(tenant: str, user: str | None, model: str, past: Sequence[PastMessage]) -> list[str]:
-    """One link for each message, hexadecimal: of everything up to and including it."""
-    link = _digest(b"", tenant, _user(user), model)
-    links = []
-    for message in past:
-        # Clients trim answers before they resend them.
-        link = _digest(link, message.role, message.content.strip())
-        links.append(link.hex())
-    return links
-
-
-def _digest(parent: bytes, *parts: str) -> bytes:
-    """Lengths go in with the parts, so that no two lists of parts read the same."""
-    digest = blake2b(parent, digest_size=20)
-    for part in parts:
-        raw = part.encode("utf-8", "surrogatepass")
-        digest.update(len(raw).to_bytes(8, "little"))
-        digest.update(raw)
-    return digest.digest()
-
-
-def _conversation_key(tenant: str, user: str | None, conversation: str) -> str:
-    return f"conversation:{_digest(b'', tenant, _user(user), conversation).hex()}"
-
-
-def _user(user: str | None) -> str:
-    """No user and a user without a name are two."""
-    return "" if user is None else f"={user}"
 
 
 def _bounded(history: Sequence[Message]) -> list[Message]:

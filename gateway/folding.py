@@ -1,0 +1,279 @@
+"""After an answer, while the replica is idle: old turns are folded, and the next prompt's front is computed."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Literal, TypeVar
+
+from gateway.errors import ApiError
+from gateway.fold_requests import finished, front_to_compute, messages_to_fold, summary_prompt
+from gateway.idle import Abandoned, ask_idle
+from gateway.pacing import Background
+from gateway.replicas import Replica
+from gateway.turns import Turn
+from prompt_builder.chain import link_of
+from prompt_builder.history import Marks, is_usable, marks, summary_of
+from prompt_builder.transcripts import Transcripts, continued
+from prompt_builder.types import PastMessage, Prompt, Transcript
+
+log = logging.getLogger("headstart.folding")
+
+MOST_JOBS = 64
+"""Conversations that wait for an idle moment; the one that waits longest leaves, its next answer brings it back."""
+
+MOST_REMEMBERED = 1024
+ENGINE_FAILURES = 2
+"""So many failed summaries of a conversation, and its sentences are extracted instead."""
+
+LEAST_PREWARM_TOKENS = 32
+PLACEHOLDER = "."
+"""The question of a prompt that is sent for its front alone: some engines refuse an empty one."""
+
+SummaryMode = Literal["engine", "extract", "off"]
+NextPrompt = Callable[[Turn, Transcript], Prompt]
+"""The prompt that the planner would make of a transcript now, without chunks. Called off the event loop."""
+
+
+@dataclass(slots=True)
+class FoldCounts:
+    """Since the start. `failed` counts summaries and prewarms that the engine refused or that were no use."""
+
+    folded: int = 0
+    failed: int = 0
+    abandoned: int = 0
+    prewarmed: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FoldSettings:
+    """Marks of 0 are derived from budget, window and speed."""
+
+    mode: SummaryMode
+    high_tokens: int = 0
+    low_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A summary of the first `messages` of a conversation, whose chain has this link, that is not in use yet."""
+
+    link: str
+    messages: int
+    summary: str
+
+
+@dataclass(slots=True)
+class _Job:
+    task: "asyncio.Task[None]"
+    running: bool = False
+
+
+_Key = tuple[str, str | None, str, str]
+Remembered = TypeVar("Remembered")
+
+
+class Folder:
+    """Owns the background tasks of all conversations; at most one a conversation, MOST_JOBS in all.
+
+    A fold is written when its summary is made and the new front is in the engine's cache; until then, and when
+    anything fails, the conversation goes on as it was. Work that a user's request interrupts is taken up after a
+    later answer; a finished summary is not asked for again.
+    """
+
+    def __init__(
+        self, replica: Replica, transcripts: Transcripts, settings: FoldSettings, next_prompt: NextPrompt
+    ) -> None:
+        self._replica = replica
+        self._transcripts = transcripts
+        self._settings = settings
+        self._next_prompt = next_prompt
+        self._group = asyncio.TaskGroup()
+        self._jobs: OrderedDict[_Key, _Job] = OrderedDict()
+        self._drafts: OrderedDict[_Key, Draft] = OrderedDict()
+        self._failures: OrderedDict[_Key, int] = OrderedDict()
+        self.counts = FoldCounts()
+
+    async def __aenter__(self) -> "Folder":
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for job in self._jobs.values():
+            job.task.cancel()
+        await self._group.__aexit__(None, None, None)
+
+    @property
+    def waiting(self) -> int:
+        """Conversations that wait for an idle moment, or use one."""
+        return len(self._jobs)
+
+    def after(self, turn: Turn, texts: Mapping[int, str]) -> None:
+        """A turn has been answered and recorded; returns at once. `texts` are the answers by choice.
+
+        Which of several answers a client goes on with is not known: then nothing is done.
+        """
+        if not turn.conversation.plain or len(texts) != 1 or not (self._may_fold(turn) or _may_break(turn)):
+            return
+        key = _key_of(turn)
+        job = self._jobs.get(key)
+        if job is not None:
+            if job.running:
+                self.counts.skipped += 1
+                return
+            # What waits was for an older state of the conversation.
+            self._drop(key)
+        if len(self._jobs) >= MOST_JOBS:
+            waiting = next((other for other, job in self._jobs.items() if not job.running), None)
+            self.counts.skipped += 1
+            if waiting is None:
+                return
+            self._drop(waiting)
+        answer = next(iter(texts.values()))
+        self._jobs[key] = _Job(self._group.create_task(self._work(key, turn, answer)))
+
+    def marks_of(self, turn: Turn) -> Marks:
+        return marks(
+            turn.serving.facts.max_model_len,
+            turn.clock.budget_s,
+            self._replica.speed.estimate,
+            self._settings.high_tokens,
+            self._settings.low_tokens,
+        )
+
+    def _may_fold(self, turn: Turn) -> bool:
+        """Cheap, and true too often: the prompt holds the history and more. Turns that were cut are in no prompt."""
+        if self._settings.mode == "off":
+            return False
+        cut = len(turn.transcript.past) - turn.plan.folded > len(turn.plan.past)
+        return cut or turn.prompt.tokens > self.marks_of(turn).high_tokens
+
+    def _drop(self, key: _Key) -> None:
+        self._jobs.pop(key).task.cancel()
+
+    async def _work(self, key: _Key, turn: Turn, answer: str) -> None:
+        task = asyncio.current_task()
+        try:
+            async with self._replica.pacer.background() as idle:
+                self._jobs[key].running = True
+                if not await self._fold(key, turn, answer, idle):
+                    await self._prewarm_stripped(turn, answer, idle)
+        except Abandoned:
+            self.counts.abandoned += 1
+        except ApiError as error:
+            self.counts.failed += 1
+            log.info("a fold or prewarm failed: %s", error.code)
+        except Exception:
+            # A conversation that cannot be folded goes on as it is.
+            self.counts.failed += 1
+            log.exception("a fold or prewarm failed")
+        finally:
+            if (job := self._jobs.get(key)) is not None and job.task is task:
+                del self._jobs[key]
+
+    async def _fold(self, key: _Key, turn: Turn, answer: str, idle: Background) -> bool:
+        """Whether there was something to fold."""
+        transcript = turn.transcript
+        at = self.marks_of(turn)
+        messages = await asyncio.to_thread(messages_to_fold, turn, at) if self._settings.mode != "off" else 0
+        if not messages:
+            return False
+        draft = self._drafts.get(key)
+        if draft is None or not self._still_good(draft, turn):
+            draft = await self._draft(key, turn, messages, at, idle)
+            if draft is None:
+                self.counts.failed += 1
+                return True
+            _remember(self._drafts, key, draft)
+        folded = transcript.past[: draft.messages]
+        after = continued(transcript, turn.plan, answer, PLACEHOLDER)
+        prompt = await asyncio.to_thread(
+            self._next_prompt, turn, replace(after, summary=draft.summary, folded=draft.messages)
+        )
+        await ask_idle(self._replica, idle, turn, prompt, max_tokens=1)
+        self.counts.prewarmed += 1
+        await self._transcripts.keep_fold(
+            turn.context.tenant,
+            turn.request.user,
+            turn.served_model,
+            folded,
+            draft.summary,
+            transcript.summary_files,
+        )
+        self.counts.folded += 1
+        self._drafts.pop(key, None)
+        self._failures.pop(key, None)
+        return True
+
+    def _still_good(self, draft: Draft, turn: Turn) -> bool:
+        """An interrupted fold's summary serves if this is still the conversation that it was made of."""
+        transcript = turn.transcript
+        return transcript.folded < draft.messages < len(transcript.past) and draft.link == _link(turn, draft.messages)
+
+    async def _draft(self, key: _Key, turn: Turn, messages: int, at: Marks, idle: Background) -> Draft | None:
+        """None when the engine's words are no summary; raises ApiError when it has none."""
+        prose = ""
+        if self._settings.mode == "engine" and self._failures.get(key, 0) < ENGINE_FAILURES:
+            prompt = await asyncio.to_thread(summary_prompt, turn, messages, at)
+            if prompt is not None:
+                try:
+                    told = await ask_idle(self._replica, idle, turn, prompt, max_tokens=at.prose_tokens)
+                except ApiError:
+                    self._failed(key)
+                    raise
+                prose = finished(told.text, told.whole)
+                if not is_usable(prose):
+                    self._failed(key)
+                    return None
+        transcript = turn.transcript
+        summary = await asyncio.to_thread(
+            summary_of,
+            transcript.past[transcript.folded : messages],
+            transcript.summary,
+            most_tokens=at.summary_tokens,
+            count=turn.serving.tokenizer.count,
+            prose=prose,
+        )
+        return Draft(_link(turn, messages), messages, summary) if summary else None
+
+    def _failed(self, key: _Key) -> None:
+        _remember(self._failures, key, self._failures.get(key, 0) + 1)
+
+    async def _prewarm_stripped(self, turn: Turn, answer: str, idle: Background) -> None:
+        """Where the next prompt renders the last turn otherwise than it was sent, that front is computed now."""
+        if not _may_break(turn):
+            return
+        after = continued(turn.transcript, turn.plan, answer, PLACEHOLDER)
+        prompt = await asyncio.to_thread(self._next_prompt, turn, after)
+        if await asyncio.to_thread(front_to_compute, turn, answer, prompt) >= LEAST_PREWARM_TOKENS:
+            await ask_idle(self._replica, idle, turn, prompt, max_tokens=1)
+            self.counts.prewarmed += 1
+
+
+def _may_break(turn: Turn) -> bool:
+    """Whether the next prompt may not go on from this one: what stood before the question may leave."""
+    plan = turn.plan
+    return turn.prompt.token_ids is not None and bool(plan.chunks or plan.references or plan.evidence or plan.facts)
+
+
+def _key_of(turn: Turn) -> _Key:
+    """Conversations of one user that begin with the same turn share their place in the queue, nothing else."""
+    past = turn.transcript.past
+    first = past[:2] or (PastMessage("user", turn.transcript.question),)
+    return (turn.context.tenant, turn.request.user, turn.served_model, "\x00".join(m.content for m in first))
+
+
+def _link(turn: Turn, messages: int) -> str:
+    return link_of(turn.context.tenant, turn.request.user, turn.served_model, turn.transcript.past[:messages])
+
+
+def _remember(into: OrderedDict[_Key, Remembered], key: _Key, value: Remembered) -> None:
+    into[key] = value
+    into.move_to_end(key)
+    while len(into) > MOST_REMEMBERED:
+        into.popitem(last=False)
