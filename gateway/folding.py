@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Literal, TypeVar
@@ -11,13 +11,16 @@ from typing import Literal, TypeVar
 from gateway.errors import ApiError
 from gateway.fold_requests import finished, front_to_compute, messages_to_fold, summary_prompt
 from gateway.idle import Abandoned, ask_idle
+from gateway.metrics import Metrics
 from gateway.pacing import Background
+from gateway.planning import plan_prompt
 from gateway.replicas import Replica
 from gateway.turns import Turn
 from prompt_builder.chain import link_of
 from prompt_builder.history import Marks, is_usable, marks, summary_of
 from prompt_builder.transcripts import Transcripts, continued
 from prompt_builder.types import PastMessage, Prompt, Transcript
+from retrieval.types import Candidates
 
 log = logging.getLogger("headstart.folding")
 
@@ -33,8 +36,6 @@ PLACEHOLDER = "."
 """The question of a prompt that is sent for its front alone: some engines refuse an empty one."""
 
 SummaryMode = Literal["engine", "extract", "off"]
-NextPrompt = Callable[[Turn, Transcript], Prompt]
-"""The prompt that the planner would make of a transcript now, without chunks. Called off the event loop."""
 
 
 @dataclass(slots=True)
@@ -84,13 +85,10 @@ class Folder:
     later answer; a finished summary is not asked for again.
     """
 
-    def __init__(
-        self, replica: Replica, transcripts: Transcripts, settings: FoldSettings, next_prompt: NextPrompt
-    ) -> None:
+    def __init__(self, replica: Replica, transcripts: Transcripts, settings: FoldSettings) -> None:
         self._replica = replica
         self._transcripts = transcripts
         self._settings = settings
-        self._next_prompt = next_prompt
         self._group = asyncio.TaskGroup()
         self._jobs: OrderedDict[_Key, _Job] = OrderedDict()
         self._drafts: OrderedDict[_Key, Draft] = OrderedDict()
@@ -192,9 +190,7 @@ class Folder:
             _remember(self._drafts, key, draft)
         folded = transcript.past[: draft.messages]
         after = continued(transcript, turn.plan, answer, PLACEHOLDER)
-        prompt = await asyncio.to_thread(
-            self._next_prompt, turn, replace(after, summary=draft.summary, folded=draft.messages)
-        )
+        prompt = await self._next_prompt(turn, replace(after, summary=draft.summary, folded=draft.messages))
         await ask_idle(self._replica, idle, turn, prompt, max_tokens=1)
         self.counts.prewarmed += 1
         await self._transcripts.keep_fold(
@@ -241,6 +237,21 @@ class Folder:
         )
         return Draft(_link(turn, messages), messages, summary) if summary else None
 
+    async def _next_prompt(self, turn: Turn, transcript: Transcript) -> Prompt:
+        """What the planner would make of this transcript now, without chunks."""
+        salt = turn.context.cache_salt
+        _, prompt = await asyncio.to_thread(
+            plan_prompt,
+            turn.serving,
+            turn.conversation.with_transcript(transcript),
+            Candidates(()),
+            turn.limits,
+            salt,
+            (self._replica.outlook(salt),),
+            replace(turn.clock, spent_s=0.0),
+        )
+        return prompt
+
     def _failed(self, key: _Key) -> None:
         _remember(self._failures, key, self._failures.get(key, 0) + 1)
 
@@ -249,10 +260,21 @@ class Folder:
         if not _may_break(turn):
             return
         after = continued(turn.transcript, turn.plan, answer, PLACEHOLDER)
-        prompt = await asyncio.to_thread(self._next_prompt, turn, after)
+        prompt = await self._next_prompt(turn, after)
         if await asyncio.to_thread(front_to_compute, turn, answer, prompt) >= LEAST_PREWARM_TOKENS:
             await ask_idle(self._replica, idle, turn, prompt, max_tokens=1)
             self.counts.prewarmed += 1
+
+
+def fold_metrics(metrics: Metrics, folder: Folder) -> None:
+    """What the folder did since the start, read when it is scraped."""
+    counts = folder.counts
+    metrics.gauge("headstart_folds", "Histories folded", lambda: counts.folded)
+    metrics.gauge("headstart_folds_failed", "Folds and prewarms that failed", lambda: counts.failed)
+    metrics.gauge("headstart_folds_abandoned", "Folds and prewarms left for a user", lambda: counts.abandoned)
+    metrics.gauge("headstart_prewarms", "Prompt fronts computed in idle time", lambda: counts.prewarmed)
+    metrics.gauge("headstart_folds_skipped", "Folds and prewarms that found no place", lambda: counts.skipped)
+    metrics.gauge("headstart_folds_waiting", "Conversations with background work", lambda: folder.waiting)
 
 
 def _may_break(turn: Turn) -> bool:
