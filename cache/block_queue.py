@@ -106,6 +106,14 @@ class BlockQueue:
                 self._queue[block] = None
         self._empty += empty
 
+    def discard(self, blocks: Sequence[Block]) -> None:
+        """A request is over that never computed these blocks: they are empty, unless another request uses them."""
+        for block in blocks:
+            block.references -= 1
+            if not block.references:
+                self._forget(block)
+                self._empty += 1
+
     def drop_up_to(self, released: int) -> int:
         """Blocks of the queue that were released in this turn or before are empty after all; how many these were."""
         dropped = list(self._released_by(released))

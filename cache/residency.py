@@ -99,7 +99,7 @@ class Residency:
         return lease
 
     def generated(self, lease: Lease, token_ids: Sequence[int]) -> None:
-        """The answer grew by these tokens. They fill further blocks; the latest token is not computed yet."""
+        """The answer began, or grew by these tokens: they fill further blocks. The latest is not computed yet."""
         if self._live(lease):
             lease.append(token_ids)
             self._grown(lease)
@@ -117,7 +117,11 @@ class Residency:
         self._queue.release([self._queue.fill(UNKNOWN) for _ in range(count)], 0)
 
     def end(self, lease: Lease) -> None:
-        """The request is over, answered or abandoned; ending it again, or after `clear`, does nothing."""
+        """The request is over, answered or abandoned; ending it again, or after `clear`, does nothing.
+
+        One for which neither `generated` nor `reconcile` was called was abandoned before its first token. How much of
+        it was computed is not known, so nothing of it is believed to be resident that was not before.
+        """
         live = self._live(lease)
         lease.ended = True
         if not live:
@@ -128,19 +132,22 @@ class Residency:
                 # The engine had room for it earlier than this picture.
                 self._admit(lease, with_what_is_free=True)
         if lease in self._running:
+            if not lease.ran:
+                self._forget_computed(lease)
             self._vacate(lease)
         self._admit_waiting()
 
     def reconcile(self, lease: Lease, cached_tokens: int | None) -> None:
-        """The engine's word on a prompt, once per lease; None where it gives none, and then nothing is counted.
+        """The engine's word on a prompt that it computed, once per lease; None, where it gives none, is not counted.
 
         When it had less than predicted, the first block that it lacked had been evicted, and with it all that was
         released before: these are dropped. The prompt's own blocks stay, for it has just computed them. When it had
         more, nothing is invented.
         """
+        lease.ran = True
         if cached_tokens is None or lease.reconciled or lease.engine != self._engine:
             return
-        lease.reconciled, lease.ran = True, True
+        lease.reconciled = True
         counts, predicted = self._counts, lease.cached_tokens
         dropped = self._drop_evicted_before(lease, cached_tokens) if cached_tokens < predicted else 0
         self._counts = replace(
@@ -220,6 +227,11 @@ class Residency:
         del self._running[lease]
         self._queue.release(lease.blocks, lease.empty)
         lease.blocks, lease.empty = [], 0
+
+    def _forget_computed(self, lease: Lease) -> None:
+        hits = len(lease.released or ())
+        self._queue.discard(lease.blocks[hits:])
+        del lease.blocks[hits:]
 
     def _blocks_of(self, tokens: int) -> int:
         return -(-tokens // self.block_size)

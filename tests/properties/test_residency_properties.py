@@ -171,6 +171,12 @@ def test_overlapping_requests_are_predicted_exactly_while_they_wait_and_are_pree
     assert preempted > 0
 
 
+def run(residency: Residency, ids: list[int]) -> None:
+    lease = residency.begin(ids)
+    residency.generated(lease, [])
+    residency.end(lease)
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=12),
@@ -182,7 +188,7 @@ def test_a_prefix_followed_in_pieces_finds_what_the_whole_prompt_would_hit(
 ) -> None:
     residency = Residency(block_size, 200)
     for index in range(len(sent)):
-        residency.end(residency.begin([i for piece in sent[index:] for i in piece]))
+        run(residency, [i for piece in sent[index:] for i in piece])
     prefix, ids, steps = residency.prefix(), list[int](), []
     for piece in pieces:
         prefix = prefix.extended(piece)
@@ -194,7 +200,7 @@ def test_a_prefix_followed_in_pieces_finds_what_the_whole_prompt_would_hit(
     for cached_tokens, beginning in steps:
         again = Residency(block_size, 200)
         for index in range(len(sent)):
-            again.end(again.begin([i for piece in sent[index:] for i in piece]))
+            run(again, [i for piece in sent[index:] for i in piece])
         assert again.begin(beginning).cached_tokens == cached_tokens
 
 
@@ -205,7 +211,7 @@ def test_the_resident_path_is_the_best_of_all_orders(data: st.DataObject) -> Non
     pieces = data.draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=4))
     residency = Residency(block_size, 200)
     for order in data.draw(st.lists(st.permutations(range(len(pieces))), max_size=3)):
-        residency.end(residency.begin([9, 9, *(i for index in order for i in pieces[index])]))
+        run(residency, [9, 9, *(i for index in order for i in pieces[index])])
     prefix = residency.prefix().extended([9, 9])
     path = resident_path(prefix, pieces, most_tries=10_000)
     assert len(set(path)) == len(path)

@@ -1,5 +1,6 @@
 """What a replica is believed to hold: leases, prefixes, and the engine's word on both."""
 
+import gc
 import random
 import time
 import tracemalloc
@@ -101,6 +102,7 @@ def test_the_least_recently_used_prompt_is_evicted_tail_first_and_a_hit_is_a_use
 def test_blocks_in_use_are_not_evicted() -> None:
     residency = Residency(BLOCK, 8)
     kept = residency.begin(ids(0, 16))
+    residency.generated(kept, [])
     for start in range(100, 1000, 100):
         run(residency, ids(start, 16))
     assert cached(residency, ids(0, 40)) == 16
@@ -114,6 +116,7 @@ def test_a_request_that_finds_too_few_free_blocks_is_predicted_anew_when_it_runs
     second, third = residency.begin(ids(600, 12)), residency.begin(ids(100, 9))
     # Two blocks are free, those that the third prompt hits; it may not overtake the second, which evicts them.
     assert third.cached_tokens == 8
+    residency.generated(first, [])
     residency.end(first)
     assert third.cached_tokens == 0
     residency.end(second)
@@ -124,6 +127,7 @@ def test_a_request_that_finds_too_few_free_blocks_is_predicted_anew_when_it_runs
 def test_a_waiting_request_that_is_abandoned_changes_nothing() -> None:
     residency = Residency(BLOCK, 8)
     first, second = residency.begin(ids(0, 28)), residency.begin(ids(100, 28))
+    residency.generated(first, [1])
     residency.end(second)
     residency.end(first)
     assert cached(residency, ids(0, 40)) == 28
@@ -144,15 +148,29 @@ def test_a_prompt_longer_than_the_capacity_holds_up_nobody_for_ever() -> None:
     large, small = residency.begin(ids(0, 100)), residency.begin(ids(100, 9))
     residency.generated(large, [1, 2])
     residency.end(large)
+    residency.generated(small, [1])
     residency.end(small)
     assert cached(residency, ids(100, 40)) == 8
     assert residency.counts().resident_blocks <= 8
 
 
+def test_a_request_abandoned_before_its_first_token_leaves_only_what_it_found() -> None:
+    residency = Residency(BLOCK, 100)
+    run(residency, ids(0, 10))
+    abandoned = residency.begin(ids(0, 20))
+    assert cached(residency, ids(0, 21)) == 20
+    other = residency.begin(ids(0, 14))
+    residency.end(abandoned)
+    # The other request uses the third block.
+    assert cached(residency, ids(0, 21)) == 12
+    residency.end(other)
+    assert cached(residency, ids(0, 21)) == 12
+    assert residency.free_blocks == 100
+
+
 def test_ending_twice_is_ending_once_and_the_end_is_the_end() -> None:
     residency = Residency(BLOCK, 100)
-    lease = residency.begin(ids(0, 8))
-    residency.end(lease)
+    lease = run(residency, ids(0, 8))
     before = residency.counts()
     residency.end(lease)
     residency.generated(lease, ids(8, 50))
@@ -167,8 +185,9 @@ def test_two_equal_requests_at_once_hold_two_copies_and_the_older_is_hit() -> No
     second = residency.begin(ids(0, 8))
     assert second.cached_tokens == 4
     assert residency.counts().resident_blocks == 2
-    residency.end(first)
-    residency.end(second)
+    for lease in (first, second):
+        residency.generated(lease, [])
+        residency.end(lease)
     # Three blocks hold two contents: three are empty. The older copy of the second block goes first.
     run(residency, ids(100, 16))
     assert cached(residency, ids(0, 9)) == 8
@@ -179,7 +198,9 @@ def test_two_equal_requests_at_once_hold_two_copies_and_the_older_is_hit() -> No
 def test_hashes_at_hand_are_used_as_they_are() -> None:
     residency = Residency(BLOCK, 100)
     prompt = ids(0, 18)
-    residency.end(residency.begin(prompt, "a", block_hashes(prompt, BLOCK, "a")))
+    lease = residency.begin(prompt, "a", block_hashes(prompt, BLOCK, "a"))
+    residency.reconcile(lease, None)
+    residency.end(lease)
     assert cached(residency, ids(0, 40), "a") == 16
     with pytest.raises(ValueError, match="3 hashes are not those of 18 tokens"):
         residency.begin(prompt, "a", block_hashes(prompt, 5, "a"))
@@ -414,13 +435,17 @@ def test_memory_is_bounded_by_the_capacity() -> None:
             assert residency.free_blocks == 50
             assert residency.counts().resident_blocks <= 50
 
+    def traced_bytes() -> int:
+        gc.collect()  # it also empties Python's lists of objects to use again
+        return tracemalloc.get_traced_memory()[0]
+
     tracemalloc.start()
     try:
         residency = Residency(BLOCK, 50)
         traffic(500)
-        before, _ = tracemalloc.get_traced_memory()
+        before = traced_bytes()
         traffic(2000)
-        after, _ = tracemalloc.get_traced_memory()
+        after = traced_bytes()
     finally:
         tracemalloc.stop()
     assert after - before < 10_000
