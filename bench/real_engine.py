@@ -124,7 +124,7 @@ async def real_engine(url: str) -> AsyncIterator[RealEngine]:
         async with _connected(url.rstrip("/")) as engine:
             yield engine
         return
-    options = EngineOptions(port=_free_port())
+    options = EngineOptions(port=free_port())
     steps = Steps(Console())
     async with (
         EmbeddedEngine(
@@ -155,7 +155,7 @@ async def _facts(session: aiohttp.ClientSession, url: str) -> EngineFacts:
     raise EngineUnusable(facts.error or "It does not answer the questions about what it offers.")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -193,8 +193,11 @@ class Pacer:
     # inside
 
     def _queued(self, job: Prefill, now_s: float) -> Queued:
-        factor = self._speed.factor if self._speed is not None else 1.0
-        return Queued(job, now_s, self._numbers + 1, margin_s=max(0.0, factor - 1.0) * job.seconds)
+        margin_s = 0.0
+        if self._speed is not None and job.deadline_s is not None:
+            tokens = job.uncached_tokens, job.cached_tokens
+            margin_s = max(0.0, self._speed.safe_s(*tokens) - self._speed.predict_s(*tokens))
+        return Queued(job, now_s, self._numbers + 1, margin_s=margin_s)
 
     def _fixed_s(self) -> float:
         return self._speed.prefill.fixed_s if self._speed is not None else 0.0
