@@ -202,9 +202,6 @@ def _teaching(samples: Sequence[Sample]) -> list[Sample]:
 
 def _time(seconds: float) -> str:
     """Three significant digits in the unit that reads best."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= scale:
-            break
-    else:
-        unit, scale = "ns", 1e-9
+    units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
+    unit, scale = next((pair for pair in units if seconds >= pair[1]), units[-1])
     return f"{seconds / scale:#.3g}".rstrip(".") + f" {unit}"
