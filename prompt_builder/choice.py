@@ -28,19 +28,14 @@ def distinct(items: Sequence[Candidate], top_k: int) -> tuple[list[PromptChunk],
 def against_standing(
     wanted: Sequence[PromptChunk], past: Sequence[PastMessage]
 ) -> tuple[list[PromptChunk], list[PromptChunk], list[Dropped]]:
-    """Chunks to send, chunks that stand in kept past turns, and those whose label means another text there."""
-    standing = {
-        chunk.label: chunk.rendered.text
-        for message in past
-        if message.context is not None
-        for chunk in message.context.chunks
-    }
+    """Chunks to send, chunks that stand in kept past turns, and those whose label means another chunk there."""
+    standing = standing_texts(past)
     sent, referred, dropped = [], [], []
     for chunk in wanted:
-        text = standing.get(chunk.label)
-        if text is None:
+        there = standing.get(chunk.label)
+        if there is None or (chunk.rendered.text not in there and chunk.body in there.values()):
             sent.append(chunk)
-        elif text == chunk.rendered.text:
+        elif chunk.rendered.text in there:
             referred.append(chunk)
         else:
             reason = "A past turn in this prompt holds a chunk with the same label and other text."
@@ -48,12 +43,35 @@ def against_standing(
     return sent, referred, dropped
 
 
-def ordered(chunks: Sequence[PromptChunk], order: ChunkOrder) -> tuple[PromptChunk, ...]:
-    """Ties in relevance go by label, so that equal sets give equal orders."""
+def standing_texts(past: Sequence[PastMessage]) -> dict[str, dict[str, str]]:
+    """For each label in kept past turns, what stands there: rendered text to the body that it was taken from."""
+    standing: dict[str, dict[str, str]] = {}
+    for message in past:
+        if message.context is not None:
+            for chunk in message.context.chunks:
+                standing.setdefault(chunk.label, {})[chunk.rendered.text] = chunk.body
+    return standing
+
+
+def ordered(
+    chunks: Sequence[PromptChunk], order: ChunkOrder, pin_last: int = 0, first: Sequence[str] = ()
+) -> tuple[PromptChunk, ...]:
+    """The chunks labelled `first`, in that order; the others as `order` says; of these the `pin_last` best last.
+
+    Ties in relevance go by label, so that equal sets give equal orders.
+    """
+    if order == "relevance_last":
+        pin_last = 0
+    by_label = {chunk.label: chunk for chunk in chunks}
+    rest = sorted((chunk for chunk in chunks if chunk.label not in first), key=lambda chunk: chunk.label)
+    rest.sort(key=lambda chunk: -chunk.relevance)
+    pinned = rest[:pin_last][::-1]
+    free = rest[pin_last:]
     if order == "label":
-        return tuple(sorted(chunks, key=lambda chunk: chunk.label))
-    sign = 1 if order == "relevance_last" else -1
-    return tuple(sorted(chunks, key=lambda chunk: (sign * chunk.relevance, chunk.label)))
+        free.sort(key=lambda chunk: chunk.label)
+    elif order == "relevance_last":
+        free.sort(key=lambda chunk: (chunk.relevance, chunk.label))
+    return (*(by_label[label] for label in first), *free, *pinned)
 
 
 def turns(past: Sequence[PastMessage]) -> list[Turn]:

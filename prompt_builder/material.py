@@ -1,0 +1,224 @@
+"""A conversation measured for planning: every text tokenized once, every rendering of the past a sum."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from threading import Lock
+
+from prompt_builder.choice import flat, turns
+from prompt_builder.labels import REFERENCES_MARK
+from prompt_builder.layout import (
+    UNKNOWN_SCAFFOLD_TOKENS,
+    Block,
+    Piece,
+    blocks_of,
+    for_template,
+    past_block,
+    repaired_references,
+    scaffolding,
+    user_pieces,
+)
+from prompt_builder.template import ChatTemplate
+from prompt_builder.types import PastMessage, Plan, Rendering, Role, Tokenizer, Transcript, TurnContext
+
+MOST_FRAMES = 256
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The scaffolding of some roles: ids of each piece, None where they are not known; `tokens` of all."""
+
+    pieces: tuple[Ids, ...] | None
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Tokens of a text or block; `ids` are empty where the tokenizer has none."""
+
+    ids: Ids
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """Everything before the new question's own pieces, in one rendering of the past.
+
+    `past` is as a plan holds it: the first `stripped` of its messages have no context. Of the turns the `cut` oldest
+    are left out, and the oldest `stripped_turns`, those included, do not stand with their chunks. The ids of `parts`,
+    which end with the scaffolding before the question, come before the question and `closing` behind it; both are
+    None where ids are not known. `tokens` counts all of them, without the question.
+    """
+
+    past: tuple[PastMessage, ...]
+    stripped: int
+    cut: int
+    stripped_turns: int
+    parts: tuple[Ids, ...] | None
+    closing: Ids | None
+    tokens: int
+
+    @property
+    def rendering(self) -> Rendering:
+        return "kept" if any(message.context is not None for message in self.past) else "stripped"
+
+
+class Frames:
+    """Scaffolding by roles, tokenized; the MOST_FRAMES last used are kept. Usable from any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._kept: OrderedDict[tuple[Role, ...], Frame] = OrderedDict()
+        self._lock = Lock()
+
+    def of(self, roles: tuple[Role, ...]) -> Frame:
+        with self._lock:
+            frame = self._kept.get(roles)
+            if frame is not None:
+                self._kept.move_to_end(roles)
+                return frame
+        frame = self._made(roles)
+        with self._lock:
+            self._kept[roles] = frame
+            while len(self._kept) > MOST_FRAMES:
+                self._kept.popitem(last=False)
+        return frame
+
+    def _made(self, roles: tuple[Role, ...]) -> Frame:
+        texts = scaffolding(roles, self._tokenizer, self._template).pieces
+        if texts is None:
+            return Frame(None, UNKNOWN_SCAFFOLD_TOKENS * (len(roles) + 1))
+        # Long histories repeat a few pieces: each is tokenized once.
+        ids = {text: self._tokenizer.encode_scaffold(text) for text in set(texts)}
+        pieces = tuple(ids[text] for text in texts)
+        return Frame(pieces, sum(map(len, pieces)))
+
+
+class Material:
+    """One transcript and its question, for one plan. `bare` is the plan without past, chunks and evidence.
+
+    `turns` are groups of the messages behind the fold; each begins with a user message, but for messages that stand
+    before the first one.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        frames: Frames,
+        instructions: str,
+        transcript: Transcript,
+        bare: Plan,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._frames = frames
+        self._asked = bare.question
+        *head, self._question = blocks_of(instructions, bare)
+        self._head = tuple(head)
+        self.turns = turns(transcript.past[transcript.folded :])
+        self._bare_turns = [[_without_context(message) for message in turn] for turn in self.turns]
+        holds_context = [any(message.context is not None for message in turn) for turn in self.turns]
+        self._contexts_before = list(accumulate(holds_context, initial=0))
+        self._fronts: dict[tuple[int, int], Front] = {}
+        self._blocks: dict[int, Block] = {}
+        self._measured: dict[int, Measured] = {}
+        self._held: list[object] = []
+        # With the heading that stands before a question with chunks.
+        self.asked_tokens = self._pieces(
+            user_pieces(TurnContext((), ("",), "", bare.facts), bare.question)[1:]
+        ).tokens
+
+    def front(self, cut: int, stripped: int) -> Front:
+        """The front without the first `cut` turns and without the contexts of the first `stripped`."""
+        front = self._fronts.get((cut, stripped))
+        if front is None:
+            front = self._fronts[cut, stripped] = self._front(cut, stripped)
+        return front
+
+    def _front(self, cut: int, stripped: int) -> Front:
+        bare = flat(self._bare_turns[cut:stripped])
+        past = repaired_references([*bare, *flat(self.turns[max(cut, stripped) :])])
+        blocks = for_template([*self._head, *map(self._block, past), self._question], self._template)
+        frame = self._frames.of(tuple(block.role for block in blocks))
+        measured = [self._measure(block) for block in blocks[:-1]]
+        # The system text opens the question where the template has no place for it and no user message is past.
+        lead = self._pieces(blocks[-1].pieces[: -len(self._question.pieces)])
+        tokens = sum(item.tokens for item in measured) + lead.tokens + frame.tokens
+        parts: tuple[Ids, ...] | None = None
+        if frame.pieces is not None:
+            inner = (ids for before, item in zip(frame.pieces, measured, strict=False) for ids in (before, item.ids))
+            parts = (*inner, frame.pieces[-2], lead.ids)
+        return Front(
+            past, len(bare), cut, max(cut, stripped), parts, frame.pieces[-1] if frame.pieces else None, tokens
+        )
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether tokenizer and template are known, so that the prompt's ids are."""
+        return self.front(0, len(self.turns)).parts is not None
+
+    def leading_turns(self, messages: int) -> int:
+        """How many turns the first so many messages behind the fold make up, whole ones only."""
+        count = 0
+        for turn in self.turns:
+            messages -= len(turn)
+            if messages < 0:
+                break
+            count += 1
+        return count
+
+    def distinct(self, boundaries: Sequence[int]) -> list[int]:
+        """Of numbers of stripped turns the first of those that leave the same contexts standing."""
+        seen: dict[int, int] = {}
+        for boundary in boundaries:
+            seen.setdefault(self._contexts_before[boundary], boundary)
+        return list(seen.values())
+
+    def turn_tokens(self, turn: int, rendering: Rendering) -> int:
+        """Tokens of one turn's messages, scaffolding left out."""
+        messages = self._bare_turns[turn] if rendering == "stripped" else self.turns[turn]
+        return sum(self._measure(self._block(message)).tokens for message in messages)
+
+    def tail(self, context: TurnContext) -> Measured:
+        """The new question with what is put before it."""
+        return self._pieces(user_pieces(context, self._asked))
+
+    def reference_tokens(self, label: str) -> int:
+        """At least what one more label adds to a line of references."""
+        return self._tokenizer.count(f" [{label}],") + 1
+
+    def reference_line_tokens(self) -> int:
+        """At least what such a line takes beside its labels."""
+        return self._tokenizer.count(f"{REFERENCES_MARK} \n\n") + 1
+
+    def _block(self, message: PastMessage) -> Block:
+        block = self._blocks.get(id(message))
+        if block is None:
+            block = self._blocks[id(message)] = past_block(message, "kept")
+            # What is looked up by its identity must live as long as the table.
+            self._held.append(message)
+        return block
+
+    def _measure(self, block: Block) -> Measured:
+        measured = self._measured.get(id(block))
+        if measured is None:
+            measured = self._measured[id(block)] = self._pieces(block.pieces)
+            self._held.append(block)
+        return measured
+
+    def _pieces(self, pieces: Sequence[Piece]) -> Measured:
+        if not self._tokenizer.exact:
+            return Measured((), sum(len(piece.token_ids) or self._tokenizer.count(piece.text) for piece in pieces))
+        ids: list[int] = []
+        for piece in pieces:
+            ids += piece.token_ids or self._tokenizer.encode(piece.text)
+        return Measured(tuple(ids), len(ids))
+
+
+def _without_context(message: PastMessage) -> PastMessage:
+    return message if message.context is None else replace(message, context=None)
