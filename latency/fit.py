@@ -50,12 +50,12 @@ def fit_prefill(
     """a + b·u + g·u·(c + u/2) with a, b, g ≥ 0, for one or more samples.
 
     Errors are relative; beyond 1.345 spreads they count linearly (Huber 1964), and what differs from its own kind
-    by more than 4 spreads and 25 % does not count. Directions that the samples do not determine stay at `anchor`,
-    or at the shape of engines known so far, scaled to the samples. `start` is where the iteration begins.
+    by more than 4 spreads and 25 % does not count. Directions that the samples do not determine keep the shape of
+    `anchor`, or that of engines known so far, at the scale of the samples. `start` is where the iteration begins.
     """
     u = samples.uncached
     columns = np.stack([np.ones_like(u), u, u * (samples.cached + u / 2)], axis=1)
-    belief = _anchored(anchor) if anchor is not None else _scaled_shape(columns, samples.seconds)
+    belief = _belief(columns, samples.seconds, anchor)
     first = belief.centre if start is None else _coefficients(start)
     nothing = np.zeros_like(u)
     theta, spread = robust_fit(columns, samples.seconds, nothing, samples.weight, samples.stratum, belief, first)
@@ -139,16 +139,12 @@ def _shape(per_token_s: float) -> Floats:
     return per_token_s * np.array([FIXED_TOKENS, 1.0, PAIRS_PER_TOKEN])
 
 
-def _anchored(anchor: PrefillModel) -> Belief:
-    """A coefficient that was found to be nought may still become a tenth of the usual."""
-    centre = _coefficients(anchor)
-    per_token_s = max(
-        anchor.per_token_s, anchor.fixed_s / FIXED_TOKENS / 10, anchor.per_pair_s / PAIRS_PER_TOKEN / 10
-    )
-    return Belief(centre, WIDTH_ANCHORED * np.maximum(centre, _shape(per_token_s) / 10))
-
-
-def _scaled_shape(columns: Floats, seconds: Floats) -> Belief:
-    shape = _shape(1.0)
+def _belief(columns: Floats, seconds: Floats, anchor: PrefillModel | None) -> Belief:
+    """A coefficient that the anchor has small or nought may still grow to what is usual."""
+    shape = _shape(1.0) if anchor is None else _coefficients(anchor)
     centre = shape * float(np.median(seconds / (columns @ shape)))
-    return Belief(centre, WIDTH_UNKNOWN * centre)
+    if anchor is None:
+        return Belief(centre, WIDTH_UNKNOWN * centre)
+    fixed_s, per_token_s, per_pair_s = centre
+    usual = _shape(max(per_token_s, fixed_s / FIXED_TOKENS / 10, per_pair_s / PAIRS_PER_TOKEN / 10))
+    return Belief(centre, WIDTH_ANCHORED * np.maximum(centre, usual))

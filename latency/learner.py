@@ -47,6 +47,7 @@ class SpeedLearner:
         self._anchor: PrefillModel | None = None
         self._fit_spread = SPREAD_UNKNOWN
         self._errors = ErrorWindow()
+        self._errors_retaken = False
         self._beside = BesideDecode()
         self._decode = DecodeRate()
         self._idle_drift, self._beside_drift = DriftTest(), DriftTest()
@@ -130,6 +131,7 @@ class SpeedLearner:
             learner._window.add(PrefillSample(*row))
         if state.samples:
             learner._reach = learner._window.observations().reach()
+        learner._errors_retaken = True
         learner._errors = ErrorWindow(PredictionError(*row) for row in state.errors)
         learner._beside = BesideDecode(
             (PrefillSample(*row) for row in state.beside_samples),
@@ -156,7 +158,7 @@ class SpeedLearner:
         self._window.add(sample)
         if self._since_start < REFIT_ALWAYS_BELOW or self._observed % REFIT_EVERY == 0:
             self._refit()
-        if self._anchor is None and len(self._window) == FIRST_ERRORS_AT and self._observed == FIRST_ERRORS_AT:
+        if not self._errors_retaken and len(self._window) >= FIRST_ERRORS_AT:
             self._retake_errors()
 
     def _take_beside(self, sample: PrefillSample, idle: PrefillModel) -> None:
@@ -214,6 +216,7 @@ class SpeedLearner:
         newest = sorted(range(len(rows)), key=lambda position: rows[position].number)[-MOST_LEFT_OUT:]
         if self._model is None or len(rows) <= LEAST_SAMPLES:
             return
+        self._errors_retaken = True
         self._errors.clear()
         for position in newest:
             sample = rows[position]

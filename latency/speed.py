@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from latency.model import UNBOUNDED_TOKENS, PrefillModel
+from latency.model import PrefillModel, most_within
 
 SpeedSource = Literal["kept", "calibrated", "learned"]
 
@@ -73,21 +73,8 @@ class SpeedEstimate:
 
     def most_uncached(self, seconds: float, cached_tokens: int = 0, *, decoding: int = 0) -> int:
         """The most uncached tokens whose `safe_s` is within `seconds`; -1 when not even none are."""
-        if not self.safe_s(0, cached_tokens, decoding=decoding) <= seconds:
-            return -1
-        fits, too_many = 0, UNBOUNDED_TOKENS + 1
-        # No class has a smaller factor than `least`, so this is one too many but for rounding.
-        least = min((size.factor for size in self.size_factors), default=self.factor)
-        near = self.prefill.most_uncached(seconds / least, cached_tokens) + 2
-        if near < too_many and self.safe_s(near, cached_tokens, decoding=decoding) > seconds:
-            too_many = near
-        while too_many - fits > 1:
-            middle = (fits + too_many) // 2
-            if self.safe_s(middle, cached_tokens, decoding=decoding) <= seconds:
-                fits = middle
-            else:
-                too_many = middle
-        return fits
+        near = self.prefill.most_uncached(seconds / self.factor, cached_tokens)
+        return most_within(lambda tokens: self.safe_s(tokens, cached_tokens, decoding=decoding), seconds, near)
 
     def _covered_s(self, predicted_s: float) -> float:
         """`predicted_s` times its class's factor, and at least what the classes below reach: so it never falls."""
