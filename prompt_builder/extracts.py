@@ -1,10 +1,11 @@
 """The forms that a chunk can take in a prompt: whole, or its sentences that are nearest to the question."""
 
 import math
+from bisect import insort
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from threading import Lock
 
 import numpy as np
@@ -12,34 +13,53 @@ from numpy.typing import NDArray
 
 from prompt_builder.knapsack import Form
 from prompt_builder.labels import as_data, first_line
-from prompt_builder.sentences import split, terms_of
+from prompt_builder.sentences import Sentence, clauses, split, terms_of
 from prompt_builder.types import PromptChunk, Tokenizer
 from retrieval.types import RenderedChunk
 
-MOST_EXTRACTS = 4
+# Sentences longer than this are cut into clauses of at least so many tokens: in languages that the tokenizer knows
+# little of, one sentence may be half of the budget.
+LONG_SENTENCE_TOKENS = 60
+LEAST_CLAUSE_TOKENS = 24
+# Pieces of an extract at most: many for chunks that matter, few for those behind.
+MOST_PIECES = 6
+MOST_PIECES_BEHIND = 2
+FRONT_CHUNKS = 4
 MEMO_CHUNKS = 1024
 GAP = "…"
+NEWLINE = "\n"
+# Larger extracts that hold hardly more are not worth a look.
+LEAST_GAIN = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class Nearness:
-    """Where in a chunk that holds the answer it stands: a softmax over its sentences, mixed with one by length.
+    """Where in a chunk that holds the answer it stands: a softmax over its pieces, mixed with one by length.
 
-    The logit of a sentence is `overlap` times its overlap with the question (the share of the question's rarity that
-    its words hold, see `overlaps`) plus `length` times the logarithm of its tokens. `floor` is the part by length.
+    The logit of a piece is the sum of the weights times: its overlap with the question (the share of the question's
+    rarity that its words hold, see `overlaps`), the overlaps of the piece before and after it, and the logarithm of
+    its tokens. `floor` is the part by length. `straddle` of what two neighbouring clauses of a sentence hold lies
+    across the cut between them, and is there only when both are.
     """
 
     overlap: float
+    before: float
+    after: float
     length: float
     floor: float
+    straddle: float
 
 
-FITTED = Nearness(overlap=11.69, length=-0.48, floor=0.047)
+FITTED = Nearness(overlap=9.57, before=3.23, after=2.19, length=-0.37, floor=0.0475, straddle=0.0275)
 
 
 @dataclass(frozen=True, slots=True)
-class _Split:
-    """A chunk in pieces that are tokenized one by one. `places` gives the sentences that hold a term."""
+class Pieces:
+    """A chunk in sentences and clauses, tokenized one by one.
+
+    `places` gives the pieces that hold a term; `inner` is 1 for a piece that the next one continues. `additive`:
+    the ids of neighbouring pieces joined are those of their text.
+    """
 
     head: str
     head_ids: tuple[int, ...]
@@ -47,12 +67,23 @@ class _Split:
     texts: tuple[str, ...]
     ids: tuple[tuple[int, ...], ...]
     tokens: tuple[int, ...]
-    opens_line: tuple[bool, ...]
+    begins_line: tuple[bool, ...]
     ends_line: tuple[bool, ...]
+    sentence: tuple[int, ...]
     additive: bool
     places: dict[str, tuple[int, ...]]
     log_tokens: NDArray[np.float64]
     share: NDArray[np.float64]
+    inner: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """Of one chunk that holds the answer: the probability that a piece holds it (`alone`), or only the piece with the
+    next one (`across`). Together they sum to 1."""
+
+    alone: list[float]
+    across: list[float]
 
 
 class Extracts:
@@ -65,91 +96,95 @@ class Extracts:
     def __init__(self, tokenizer: Tokenizer, nearness: Nearness = FITTED) -> None:
         self._tokenizer = tokenizer
         self._nearness = nearness
-        self._memo: OrderedDict[tuple[str, str, str], _Split] = OrderedDict()
+        self._memo: OrderedDict[tuple[str, str, str], Pieces] = OrderedDict()
         self._lock = Lock()
         self._additive = _joins(tokenizer)
-        self._gaps = {
-            text: (tokenizer.encode(text), tokenizer.count(text))
-            for text in (GAP, f" {GAP}", f"{GAP}\n", f" {GAP}\n", f"{GAP}\n\n", f" {GAP}\n\n")
+        # By whether the text before ends a line, and whether the piece behind begins one.
+        self._between = {
+            (ended, begins): self._mark(f"{'' if ended else ' '}{GAP}{NEWLINE if begins else ''}")
+            for ended in (False, True)
+            for begins in (False, True)
         }
+        self._behind = {ended: self._mark(f"{'' if ended else ' '}{GAP}\n\n") for ended in (False, True)}
 
     def forms(self, question: str, chunks: Sequence[PromptChunk]) -> list[tuple[Form, ...]]:
-        """For each chunk its useful forms, smallest first: each larger one is worth more; the last one is the whole.
+        """For each chunk, most relevant first, its useful forms: each costs and is worth more than the one before.
 
-        The value of the whole is the chunk's relevance, that of an extract the part of it that the extract is
-        expected to hold.
+        The value of the whole, which is the last, is the chunk's relevance; that of an extract is the part of it that
+        the extract is expected to hold.
         """
-        splits = [self._split(chunk) for chunk in chunks]
-        inside = self._inside(terms_of(question), splits)
-        return [self._of(chunk, parts, chances) for chunk, parts, chances in zip(chunks, splits, inside, strict=True)]
+        pieces = [self.pieces(chunk) for chunk in chunks]
+        chances = chances_of(terms_of(question), pieces, self._nearness)
+        return [
+            self._forms(chunk, parts, chance, MOST_PIECES if rank < FRONT_CHUNKS else MOST_PIECES_BEHIND)
+            for rank, (chunk, parts, chance) in enumerate(zip(chunks, pieces, chances, strict=True))
+        ]
 
-    def chances(self, question: str, chunks: Sequence[PromptChunk]) -> list[list[float]]:
-        """For each chunk the probability of each sentence to hold the answer, if the chunk holds it."""
-        return self._inside(terms_of(question), [self._split(chunk) for chunk in chunks])
-
-    def _inside(self, wanted: frozenset[str], splits: Sequence[_Split]) -> list[list[float]]:
-        if not splits:
-            return []
-        starts = list(accumulate((len(parts.texts) for parts in splits), initial=0))
-        overlap = overlaps(wanted, splits, starts)
-        weights = self._nearness
-        logits = weights.overlap * overlap
-        logits += weights.length * np.concatenate([parts.log_tokens for parts in splits])
-        # Overlaps are at most 1 and lengths bounded: no logit is near the end of floating point.
-        powers = np.exp(logits)
-        firsts = np.array(starts[:-1])
-        sizes = np.diff(starts)
-        chances = (1 - weights.floor) * powers / np.repeat(np.add.reduceat(powers, firsts), sizes)
-        chances += weights.floor * np.concatenate([parts.share for parts in splits])
-        flat = chances.tolist()
-        return [flat[start:end] for start, end in pairwise(starts)]
-
-    def _of(self, chunk: PromptChunk, parts: _Split, chances: Sequence[float]) -> tuple[Form, ...]:
+    def _forms(self, chunk: PromptChunk, pieces: Pieces, chances: Chances, most_pieces: int) -> tuple[Form, ...]:
         whole_tokens = len(chunk.rendered.token_ids) or self._tokenizer.count(chunk.rendered.text)
-        whole = Form(chunk, whole_tokens, chunk.relevance)
         forms: list[Form] = []
-        if len(parts.texts) > 1 and chunk.relevance > 0:
-            tokens = parts.tokens
-            order = sorted(range(len(tokens)), key=lambda place: -chances[place] / tokens[place])
-            inside = 0.0
-            for size, place in enumerate(order[:MOST_EXTRACTS], 1):
-                inside += chances[place]
-                text, ids, count = self._joined(parts, sorted(order[:size]))
-                if count >= whole_tokens:
+        if len(pieces.texts) > 1 and chunk.relevance > 0:
+            measured = sorted(
+                self._measured(pieces, chances, places) for places in _sets(pieces, chances, most_pieces)
+            )
+            best = 0.0
+            for tokens, missing, places in measured:
+                inside = 1 - missing
+                if tokens >= whole_tokens:
                     break
-                rendered = RenderedChunk(chunk.label, text, ids)
-                forms.append(
-                    Form(replace(chunk, rendered=rendered, form="extract"), count, chunk.relevance * min(1.0, inside))
-                )
-        return (*forms, whole)
+                if inside > best + LEAST_GAIN:
+                    best = inside
+                    rendered = self.extract(chunk.label, pieces, places)
+                    count = tokens if pieces.additive else self._count(rendered)
+                    if count < whole_tokens:
+                        shown = replace(chunk, rendered=rendered, form="extract")
+                        forms.append(Form(shown, count, chunk.relevance * inside))
+        return (*forms, Form(chunk, whole_tokens, chunk.relevance))
 
-    def _joined(self, parts: _Split, places: Sequence[int]) -> tuple[str, tuple[int, ...], int]:
-        texts, ids, count = [parts.head], [parts.head_ids], parts.head_tokens
-        expected, open_line = 0, True
+    def _measured(
+        self, pieces: Pieces, chances: Chances, places: tuple[int, ...]
+    ) -> tuple[int, float, tuple[int, ...]]:
+        """Tokens of an extract, and the probability that it lacks the answer."""
+        tokens, inside, expected, ended = pieces.head_tokens, 0.0, 0, True
         for place in places:
             if place != expected:
-                gap = f"{'' if open_line else ' '}{GAP}{chr(10) if parts.opens_line[place] else ''}"
-                gap_ids, gap_tokens = self._gaps[gap]
-                texts.append(gap)
-                ids.append(gap_ids)
-                count += gap_tokens
-            texts.append(parts.texts[place])
-            ids.append(parts.ids[place])
-            count += parts.tokens[place]
-            expected, open_line = place + 1, parts.ends_line[place]
-        if expected != len(parts.texts):
-            gap = f"{'' if open_line else ' '}{GAP}\n\n"
-            gap_ids, gap_tokens = self._gaps[gap]
-            texts.append(gap)
-            ids.append(gap_ids)
-            count += gap_tokens
-        text = "".join(texts)
-        if parts.additive:
-            return text, tuple(token_id for piece in ids for token_id in piece), count
-        whole_ids = self._tokenizer.encode(text)
-        return text, whole_ids, len(whole_ids) or self._tokenizer.count(text)
+                tokens += self._between[ended, pieces.begins_line[place]].tokens
+            elif place:
+                inside += chances.across[place - 1]
+            tokens += pieces.tokens[place]
+            inside += chances.alone[place]
+            expected, ended = place + 1, pieces.ends_line[place]
+        if expected != len(pieces.texts):
+            tokens += self._behind[ended].tokens
+        return tokens, 1 - inside, places
 
-    def _split(self, chunk: PromptChunk) -> _Split:
+    def extract(self, label: str, pieces: Pieces, places: Sequence[int]) -> RenderedChunk:
+        """The block of these pieces, in order, with a mark where text is missing."""
+        texts, ids = [pieces.head], [pieces.head_ids]
+        expected, ended = 0, True
+        for place in places:
+            if place != expected:
+                mark = self._between[ended, pieces.begins_line[place]]
+                texts.append(mark.text)
+                ids.append(mark.ids)
+            texts.append(pieces.texts[place])
+            ids.append(pieces.ids[place])
+            expected, ended = place + 1, pieces.ends_line[place]
+        if expected != len(pieces.texts):
+            texts.append(self._behind[ended].text)
+            ids.append(self._behind[ended].ids)
+        text = "".join(texts)
+        joined = tuple(chain.from_iterable(ids)) if pieces.additive else self._tokenizer.encode(text)
+        return RenderedChunk(label, text, joined)
+
+    def _mark(self, text: str) -> "_Mark":
+        return _Mark(text, self._tokenizer.encode(text), self._tokenizer.count(text))
+
+    def _count(self, rendered: RenderedChunk) -> int:
+        return len(rendered.token_ids) or self._tokenizer.count(rendered.text)
+
+    def pieces(self, chunk: PromptChunk) -> Pieces:
+        """The chunk's sentences and clauses, kept for the next question."""
         key = (chunk.label, chunk.title, chunk.body)
         with self._lock:
             kept = self._memo.get(key)
@@ -163,45 +198,112 @@ class Extracts:
                 self._memo.popitem(last=False)
         return made
 
-    def _made(self, chunk: PromptChunk) -> _Split:
-        found = split(as_data(chunk.body).strip())
-        texts, opens_line, ends_line = [], [], []
-        spaced, opens = True, True
-        for place, sentence in enumerate(found):
-            last = place == len(found) - 1
-            end = "\n\n" if last else sentence.after.strip(" ")
-            texts.append(f"{'' if opens else ' '}{sentence.text}{end}")
-            opens_line.append(opens)
-            ends_line.append(end != "")
-            spaced = spaced and (last or sentence.after != "")
-            opens = sentence.after != " "
-        if not found:
-            texts, opens_line, ends_line = ["\n\n"], [True], [True]
+    def _made(self, chunk: PromptChunk) -> Pieces:
+        cut = [self._cut(sentence) for sentence in split(as_data(chunk.body).strip())] or [[Sentence("", "")]]
+        flat = [piece for sentence in cut for piece in sentence]
+        befores = [NEWLINE, *(piece.after for piece in flat[:-1])]
+        afters = [*(NEWLINE if piece.after == NEWLINE else "" for piece in flat[:-1]), NEWLINE * 2]
+        texts = tuple(
+            f"{' ' if before == ' ' else ''}{as_data(piece.text) if before == NEWLINE else piece.text}{after}"
+            for before, piece, after in zip(befores, flat, afters, strict=True)
+        )
         places: dict[str, list[int]] = {}
-        for place, sentence in enumerate(found):
-            for term in terms_of(sentence.text):
+        for place, piece in enumerate(flat):
+            for term in terms_of(piece.text):
                 places.setdefault(term, []).append(place)
         ids = tuple(self._tokenizer.encode(text) for text in texts)
-        tokens = tuple(len(piece) or self._tokenizer.count(text) or 1 for piece, text in zip(ids, texts, strict=True))
+        tokens = tuple(len(known) or self._tokenizer.count(text) for known, text in zip(ids, texts, strict=True))
+        lengths = np.maximum(np.array(tokens, dtype=np.float64), 1.0)
+        sentence = tuple(number for number, parts in enumerate(cut) for _ in parts)
         head = f"{first_line(chunk.label, chunk.title)}\n"
-        lengths = np.array(tokens, dtype=np.float64)
-        return _Split(
+        return Pieces(
             head=head,
             head_ids=self._tokenizer.encode(head),
             head_tokens=self._tokenizer.count(head),
-            texts=tuple(texts),
+            texts=texts,
             ids=ids,
             tokens=tokens,
-            opens_line=tuple(opens_line),
-            ends_line=tuple(ends_line),
-            additive=self._additive and spaced,
+            begins_line=tuple(before == NEWLINE for before in befores),
+            ends_line=tuple(after != "" for after in afters),
+            sentence=sentence,
+            additive=self._additive and "" not in befores,
             places={term: tuple(at) for term, at in places.items()},
             log_tokens=np.log(lengths),
             share=lengths / lengths.sum(),
+            inner=np.array([*(one == other for one, other in pairwise(sentence)), False], dtype=np.float64),
         )
 
+    def _cut(self, sentence: Sentence) -> list[Sentence]:
+        """A long sentence in clauses, each with at least LEAST_CLAUSE_TOKENS."""
+        if self._tokenizer.count(sentence.text) <= LONG_SENTENCE_TOKENS:
+            return [sentence]
+        parts: list[Sentence] = []
+        held: Sentence | None = None
+        for clause in clauses(sentence.text):
+            joined = clause if held is None else Sentence(f"{held.text}{held.after}{clause.text}", clause.after)
+            held = None if self._tokenizer.count(joined.text) >= LEAST_CLAUSE_TOKENS else joined
+            if held is None:
+                parts.append(joined)
+        if held is not None and parts:
+            last = parts.pop()
+            held = Sentence(f"{last.text}{last.after}{held.text}", "")
+        if held is not None:
+            parts.append(held)
+        return [*parts[:-1], Sentence(parts[-1].text, sentence.after)]
 
-def overlaps(wanted: frozenset[str], splits: Sequence[_Split], starts: Sequence[int]) -> NDArray[np.float64]:
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    text: str
+    ids: tuple[int, ...]
+    tokens: int
+
+
+def chances_of(wanted: frozenset[str], chunks: Sequence[Pieces], weights: Nearness) -> list[Chances]:
+    """Where each chunk would hold the answer to a question of the terms `wanted`."""
+    if not chunks:
+        return []
+    starts = list(accumulate((len(pieces.texts) for pieces in chunks), initial=0))
+    firsts = np.array(starts[:-1])
+    overlap = overlaps(wanted, chunks, starts)
+    logits = weights.overlap * overlap
+    logits += weights.length * np.concatenate([pieces.log_tokens for pieces in chunks])
+    # No neighbours across chunks.
+    before, after = weights.before * overlap[:-1], weights.after * overlap[1:]
+    before[firsts[1:] - 1] = 0.0
+    after[firsts[1:] - 1] = 0.0
+    logits[1:] += before
+    logits[:-1] += after
+    # Overlaps are at most 1 and lengths bounded: no power overflows.
+    powers = np.exp(logits)
+    whole = (1 - weights.floor) * powers / np.repeat(np.add.reduceat(powers, firsts), np.diff(starts))
+    whole += weights.floor * np.concatenate([pieces.share for pieces in chunks])
+    cut = weights.straddle / 2 * np.concatenate([pieces.inner for pieces in chunks])
+    across = cut * whole
+    across[:-1] += cut[:-1] * whole[1:]
+    alone = whole - cut * whole
+    alone[1:] -= cut[:-1] * whole[1:]
+    flat_alone, flat_across = alone.tolist(), across.tolist()
+    return [Chances(flat_alone[start:end], flat_across[start:end]) for start, end in pairwise(starts)]
+
+
+def _sets(pieces: Pieces, chances: Chances, most: int) -> set[tuple[int, ...]]:
+    """Pieces that are worth a look together: the likeliest for their tokens, more and more of them, as they are and
+    with the rest of their sentences; and each of the likeliest two alone."""
+    alone, tokens = chances.alone, pieces.tokens
+    order = sorted(range(len(tokens)), key=lambda place: -alone[place] / tokens[place])
+    likeliest = sorted(order, key=lambda place: -alone[place])
+    sets: set[tuple[int, ...]] = {(place,) for place in likeliest[:2]}
+    taken: list[int] = []
+    for place in order[:most]:
+        insort(taken, place)
+        sets.add(tuple(taken))
+        touched = {pieces.sentence[at] for at in taken}
+        sets.add(tuple(at for at, number in enumerate(pieces.sentence) if number in touched))
+    return sets
+
+
+def overlaps(wanted: frozenset[str], chunks: Sequence[Pieces], starts: Sequence[int]) -> NDArray[np.float64]:
     """For each sentence of all chunks the share of the question's rarity that its words hold, 0 to 1."""
     total = starts[-1]
     overlap = [0.0] * total
@@ -210,8 +312,8 @@ def overlaps(wanted: frozenset[str], splits: Sequence[_Split], starts: Sequence[
     for term in sorted(wanted):
         found = [
             start + place
-            for parts, start in zip(splits, starts, strict=False)
-            for place in parts.places.get(term, ())
+            for pieces, start in zip(chunks, starts, strict=False)
+            for place in pieces.places.get(term, ())
         ]
         if not found:
             continue

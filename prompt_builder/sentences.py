@@ -7,6 +7,7 @@ MAX_SENTENCE_CHARS = 600
 
 _SENTENCE_END = re.compile(r"(?<=[.!?…۔؟।॥։።])\s+|(?<=[.!?…][\"'”’)\]])\s+|(?<=[。！？｡])|\n+")
 _CLAUSE_END = re.compile(r"(?<=[,;:،、，；])\s*|\s+")
+_CLAUSE = re.compile(r"(?<=[,;:،؛)])\s+|(?<=[，、；：])|\s+(?=[(–—])")
 _ABBREVIATION = re.compile(r"(?:^|[\s(])(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|No|vs|e\.g|i\.e)\.$")
 # Scripts written without spaces are compared by pairs of letters, all others by words.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af"
@@ -48,6 +49,17 @@ def split(text: str) -> list[Sentence]:
 def sentences(text: str) -> list[str]:
     """The texts of `split`."""
     return [sentence.text for sentence in split(text)]
+
+
+def clauses(text: str) -> list[Sentence]:
+    """A sentence cut after commas and the like and around brackets and dashes; nothing follows the last part."""
+    parts: list[Sentence] = []
+    start = 0
+    for end in _CLAUSE.finditer(text):
+        if start < end.start() and end.end() < len(text):
+            parts.append(Sentence(text[start : end.start()], " " if end.group() else ""))
+            start = end.end()
+    return [*parts, Sentence(text[start:], "")]
 
 
 def terms_of(text: str) -> frozenset[str]:
