@@ -105,6 +105,8 @@ class Folder:
         for job in self._jobs.values():
             job.task.cancel()
         await self._group.__aexit__(None, None, None)
+        # A task that is cancelled before it began leaves no trace of its own.
+        self._jobs.clear()
 
     @property
     def waiting(self) -> int:
