@@ -45,6 +45,7 @@ class StoreFile:
     status: str
     error: str
     attributes: Mapping[str, Any]
+    filename: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,12 @@ class GatewayClient:
 
     # what is changed
 
-    async def create_store(self, name: str) -> Store:
-        return _store(await self._call("POST", "/v1/vector_stores", {"name": name}))
+    async def create_store(self, name: str, expires_after_days: int | None = None) -> Store:
+        """The gateway removes a store that has not been used for `expires_after_days`."""
+        body: dict[str, Any] = {"name": name}
+        if expires_after_days is not None:
+            body["expires_after"] = {"anchor": "last_active_at", "days": expires_after_days}
+        return _store(await self._call("POST", "/v1/vector_stores", body))
 
     async def delete_store(self, store_id: str) -> None:
         await self._call("DELETE", f"/v1/vector_stores/{_part(store_id)}")
@@ -132,8 +137,14 @@ class GatewayClient:
             form.add_field("file", content, filename=filename, content_type="application/octet-stream")
             return str(_object(await self._send("POST", "/v1/files", form, self._long)).get("id", ""))
 
-    async def attach(self, store_id: str, file_id: str, attributes: Mapping[str, Any]) -> StoreFile:
-        body = {"file_id": file_id, "attributes": dict(attributes)}
+    async def attach(
+        self, store_id: str, file_id: str, attributes: Mapping[str, Any], chunking: tuple[int, int] | None = None
+    ) -> StoreFile:
+        """`chunking`: most tokens of a chunk and tokens that neighbours share; None as the gateway is set."""
+        body: dict[str, Any] = {"file_id": file_id, "attributes": dict(attributes)}
+        if chunking is not None:
+            sizes = {"max_chunk_size_tokens": chunking[0], "chunk_overlap_tokens": chunking[1]}
+            body["chunking_strategy"] = {"type": "static", "static": sizes}
         return _store_file(await self._call("POST", f"/v1/vector_stores/{_part(store_id)}/files", body))
 
     async def remove(self, store_id: str, file_id: str) -> None:
@@ -270,6 +281,7 @@ def _store_file(entry: Any) -> StoreFile:
         status=str(fields.get("status", "")),
         error=str(_object(fields.get("last_error")).get("message") or ""),
         attributes=_object(fields.get("attributes")),
+        filename=str(fields.get("filename") or ""),
     )
 
 

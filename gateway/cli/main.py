@@ -18,6 +18,7 @@ from gateway.cli.reindex import reindex
 from gateway.cli.serve import serve
 from gateway.cli.size import size
 from gateway.cli.terminal import CliError, err
+from gateway.cli.tune import tune
 
 INTERRUPTED = 130
 
@@ -43,7 +44,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, engine, ingest, ask, calls, key, reindex, doctor, calibrate, demo, size):
+for command in (serve, engine, ingest, ask, calls, key, reindex, doctor, calibrate, demo, size, tune):
     app.command()(command)
 app.add_typer(stores_app, name="stores")
 

@@ -1,0 +1,1 @@
+"""Measuring settings on the user's own engine, documents and questions."""
