@@ -29,6 +29,7 @@ class CannotCalibrate(Exception):
     """The engine takes no prompt of token ids, so no prompt's length can be chosen exactly."""
 
 
+LEAST_S = 1e-6
 NOISY = 0.2
 """A calibration whose fit is off by more in the mean was not alone on the engine."""
 
@@ -145,6 +146,8 @@ class Probe:
             # Whole blocks are reused, and the last prompt token is always computed.
             block = self._bounds.block_tokens
             cached = min(step.shared_tokens, len(ids) - 1) // block * block
+        # The wait in the engine's own queue is not prefill.
+        ttft_s = max(ttft_s - (usage.queue_ms or 0.0) / 1000, LEAST_S)
         return Sample(step, prompt - cached, cached, ttft_s, usage.output_tokens or 1, decode_s, decoding)
 
     def _ids(self, count: int) -> list[int]:
@@ -181,10 +184,16 @@ class Probe:
         usage = EngineUsage()
         try:
             async for events in stream.reads():
-                for event in split_events(events):
-                    data = event_data(event)
-                    if b'"usage"' in data and (body := orjson.loads(data)).get("usage"):
-                        usage = read_usage(body)
+                usage = usage_in(events) or usage
         finally:
             stream.close()
         return first_s - began_s, self._clock() - first_s, usage
+
+
+def usage_in(events: bytes) -> EngineUsage | None:
+    """The usage that events of a stream tell, None where none does."""
+    for event in split_events(events):
+        data = event_data(event)
+        if b'"usage"' in data and (body := orjson.loads(data)).get("usage"):
+            return read_usage(body)
+    return None
