@@ -132,20 +132,18 @@ class Pacer:
 
     def wait_s(self, prefill_s: float, deadline_s: float | None = None) -> float:
         """The predicted wait of a prefill of so many seconds that would enter now. Read-only; any thread may call."""
-        now_s = self._clock()
+        # Values that the event loop may replace meanwhile are read once.
+        speed, queue, now_s = self._speed, list(self._queue), self._clock()
         rest_s = self._rest_s(now_s)
-        if not self._enabled:
+        if not self._enabled or (not queue and not rest_s):
             return rest_s
-        queue = list(self._queue)
-        if not queue and not rest_s:
-            return 0.0
-        fixed_s = self._fixed_s()
-        per_token_s = self._speed.prefill.per_token_s if self._speed is not None else 0.0
-        tokens = int(max(0.0, prefill_s - fixed_s) / per_token_s) if per_token_s > 0 else 0
-        new = self._queued(Prefill(tokens, 0, prefill_s, deadline_s), now_s)
+        tokens, fixed_s = 0, 0.0
+        if speed is not None:
+            tokens, fixed_s = max(0, speed.prefill.most_uncached(prefill_s)), speed.prefill.fixed_s
+        new = _queued(Prefill(tokens, 0, prefill_s, deadline_s), now_s, self._numbers + 1, speed)
         insort(queue, new, key=_turn)
         order = turn_order(queue, now_s + rest_s, self._passed_s)
-        limit = limit_tokens(self._speed, sum(queued.job.uncached_tokens for queued in queue))
+        limit = limit_tokens(speed, sum(queued.job.uncached_tokens for queued in queue))
         return wait_s(order, new, rest_s, limit, fixed_s)
 
     # a request's way
@@ -161,8 +159,8 @@ class Pacer:
             return ticket
         if len(self._queue) >= self._max_queued:
             raise QueueFull(self.wait_s(job.seconds, job.deadline_s))
-        queued = self._queued(job, now_s)
         self._numbers += 1
+        queued = _queued(job, now_s, self._numbers, self._speed)
         turn: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
         insort(self._queue, queued, key=_turn)
         self._waiters[queued] = turn
@@ -191,13 +189,6 @@ class Pacer:
                 self._background = None
 
     # inside
-
-    def _queued(self, job: Prefill, now_s: float) -> Queued:
-        margin_s = 0.0
-        if self._speed is not None and job.deadline_s is not None:
-            tokens = job.uncached_tokens, job.cached_tokens
-            margin_s = max(0.0, self._speed.safe_s(*tokens) - self._speed.predict_s(*tokens))
-        return Queued(job, now_s, self._numbers + 1, margin_s=margin_s)
 
     def _fixed_s(self) -> float:
         return self._speed.prefill.fixed_s if self._speed is not None else 0.0
@@ -303,3 +294,12 @@ class Pacer:
 
 def _turn(queued: Queued) -> tuple[float, int]:
     return queued.turn
+
+
+def _queued(job: Prefill, now_s: float, number: int, speed: SpeedEstimate | None) -> Queued:
+    """A job with the margin that its own prediction needs before its deadline."""
+    margin_s = 0.0
+    if speed is not None and job.deadline_s is not None:
+        tokens = job.uncached_tokens, job.cached_tokens
+        margin_s = max(0.0, speed.safe_s(*tokens) - speed.predict_s(*tokens))
+    return Queued(job, now_s, number, margin_s=margin_s)
