@@ -1,7 +1,7 @@
 """Health, readiness, metrics and recent calls."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from fastapi import APIRouter, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -13,11 +13,26 @@ from gateway.metrics import Metrics
 from gateway.routes.dependencies import Context
 from gateway.routes.models import Served
 from gateway.routes.wire_lists import CallsQuery
-from gateway.routes.wire_operations import CallList, Health, Readiness, call_list, engine_state, store_state
+from gateway.routes.wire_operations import (
+    CallList,
+    Health,
+    LearnedSpeed,
+    Readiness,
+    call_list,
+    engine_state,
+    store_state,
+)
+
+
+class Watched(Served, Protocol):
+    """A replica whose speed is learned."""
+
+    @property
+    def speed(self) -> LearnedSpeed: ...
 
 
 def operations_router(
-    replica: Served,
+    replica: Watched,
     metrics: Metrics,
     calls: Calls,
     store_health: Callable[[], StoreHealth],
@@ -40,7 +55,7 @@ def operations_router(
             response.status_code, _ = ErrorKind.UNAVAILABLE.value
         return Readiness(
             ready=ready,
-            engine=engine_state(serving, replica.model),
+            engine=engine_state(serving, replica.model, replica.speed),
             store=store_state(store_health()),
             indexes=dict(index_counters()),
         )

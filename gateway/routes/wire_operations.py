@@ -1,12 +1,21 @@
 """What operators read: readiness and recent calls."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel
 
 from cache.store import StoreHealth
 from gateway.calls import Call
-from gateway.serving import Serving
+from gateway.serving import Missing, Serving
+from latency.speed import SpeedEstimate, SpeedSource
+
+
+class LearnedSpeed(Protocol):
+    @property
+    def estimate(self) -> SpeedEstimate | None: ...
+
+    @property
+    def missing(self) -> tuple[Missing, ...]: ...
 
 
 class Health(BaseModel):
@@ -24,8 +33,25 @@ class MissingFeature(BaseModel):
     cure: str
 
 
+class SpeedState(BaseModel):
+    """What is known of the engine's speed. A prefill of u uncached and c cached tokens is predicted to take
+
+    fixed_ms + token_ms·u + pair_us/1000·u·(c + u/2), and at most `factor` times that with probability `quantile`.
+    """
+
+    source: SpeedSource
+    samples: int
+    drifting: bool
+    fixed_ms: float
+    token_ms: float
+    pair_us: float
+    factor: float
+    quantile: float
+    output_token_ms: float | None
+
+
 class EngineState(BaseModel):
-    """Never the engine's address."""
+    """Never the engine's address. `speed` is null until enough requests or a calibration have told it."""
 
     reachable: bool
     error: str | None
@@ -35,6 +61,7 @@ class EngineState(BaseModel):
     block_size: int | None
     tokenizer: TokenizerState
     token_exact: bool
+    speed: SpeedState | None
     missing: list[MissingFeature]
 
 
@@ -58,8 +85,9 @@ class CallList(BaseModel):
     data: list[dict[str, Any]]
 
 
-def engine_state(serving: Serving, model: str | None) -> EngineState:
+def engine_state(serving: Serving, model: str | None, speed: LearnedSpeed) -> EngineState:
     facts = serving.facts
+    missing = (*serving.missing, *(speed.missing if facts.reachable else ()))
     return EngineState(
         reachable=facts.reachable,
         error=facts.error,
@@ -69,8 +97,29 @@ def engine_state(serving: Serving, model: str | None) -> EngineState:
         block_size=facts.block_size,
         tokenizer=TokenizerState(name=serving.tokenizer.name, exact=serving.tokenizer.exact),
         token_exact=serving.token_exact,
-        missing=[MissingFeature(feature=m.feature, cost=m.cost, cure=m.cure) for m in serving.missing],
+        speed=None if speed.estimate is None else speed_state(speed.estimate),
+        missing=[MissingFeature(feature=m.feature, cost=m.cost, cure=m.cure) for m in missing],
     )
+
+
+def speed_state(estimate: SpeedEstimate) -> SpeedState:
+    model = estimate.prefill
+    return SpeedState(
+        source=estimate.source,
+        samples=estimate.samples,
+        drifting=estimate.drifting,
+        fixed_ms=_significant(model.fixed_s * 1e3),
+        token_ms=_significant(model.per_token_s * 1e3),
+        pair_us=_significant(model.per_pair_s * 1e6),
+        factor=_significant(estimate.factor),
+        quantile=estimate.quantile,
+        output_token_ms=None if estimate.token_s is None else _significant(estimate.token_s * 1e3),
+    )
+
+
+def _significant(value: float) -> float:
+    """Four significant digits: the fit knows no more."""
+    return float(f"{value:.4g}")
 
 
 def store_state(health: StoreHealth) -> StoreState:

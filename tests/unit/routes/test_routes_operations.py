@@ -1,6 +1,6 @@
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ from gateway.calls import Call, Calls
 from gateway.metrics import Metrics
 from gateway.routes.console import console_router
 from gateway.routes.operations import operations_router
-from gateway.serving import Serving, make_serving
+from gateway.serving import Missing, Serving, make_serving
 from gateway.settings import Settings
+from latency.model import PrefillModel
+from latency.speed import SpeedEstimate
 
 FACTS = EngineFacts(
     True,
@@ -29,10 +31,20 @@ FACTS = EngineFacts(
 )
 
 
+SPEED = SpeedEstimate(PrefillModel(0.02661234, 0.00113, 0.93e-6), 1.0812345, 0.95, 14, "kept", token_s=0.0331)
+
+
+@dataclass
+class Speed:
+    estimate: SpeedEstimate | None = None
+    missing: tuple[Missing, ...] = ()
+
+
 @dataclass
 class Engine:
     settings: Settings
     facts: EngineFacts = FACTS
+    speed: Speed = field(default_factory=Speed)
 
     @property
     def model(self) -> str | None:
@@ -88,6 +100,30 @@ def test_readiness_tells_what_is_served_and_what_is_missing(operators: tuple[Tes
         "entries": None,
     }
     assert body["indexes"] == {"rebuilt": 2}
+
+
+def test_readiness_tells_what_is_known_of_the_speed(operators: tuple[TestClient, TestClient], engine: Engine) -> None:
+    assert operators[0].get("/readyz").json()["engine"]["speed"] is None
+    engine.speed = Speed(SPEED)
+    assert operators[0].get("/readyz").json()["engine"]["speed"] == {
+        "source": "kept",
+        "samples": 14,
+        "drifting": False,
+        "fixed_ms": 26.61,
+        "token_ms": 1.13,
+        "pair_us": 0.93,
+        "factor": 1.081,
+        "quantile": 0.95,
+        "output_token_ms": 33.1,
+    }
+
+
+def test_readiness_tells_that_an_engine_cannot_be_calibrated(
+    operators: tuple[TestClient, TestClient], engine: Engine
+) -> None:
+    engine.speed = Speed(missing=(Missing("calibration", "no prediction at first", "another engine"),))
+    missing = operators[0].get("/readyz").json()["engine"]["missing"]
+    assert missing[-1]["feature"] == "calibration"
 
 
 def test_without_an_engine_readiness_is_a_503_with_the_same_body(
