@@ -85,7 +85,7 @@ class Transcripts:
         known = stripped = 0
         for place, turn in zip(answered, await self._turns(raw[: len(answered)]), strict=True):
             if turn is not None:
-                past[place - 1] = replace(past[place - 1], context=turn.context)
+                past[place - 1] = replace(past[place - 1], context=_or_none(turn.context))
                 known, stripped = place + 1, min(turn.stripped, len(past))
         fold = await self._newest_fold(raw[len(answered) :], ends)
         return Transcript(
@@ -193,7 +193,7 @@ def context_of(plan: Plan) -> TurnContext:
 
 def continued(transcript: Transcript, plan: Plan, answer: str, question: str) -> Transcript:
     """The transcript that `resume` gives when the client goes on after this answer."""
-    asked = PastMessage("user", transcript.question, context_of(plan))
+    asked = PastMessage("user", transcript.question, _or_none(context_of(plan)))
     past = (*transcript.past, asked, PastMessage("assistant", answer))
     stripped = _stripped(transcript, plan)
     return replace(transcript, past=past, question=question, known=len(past), stripped=stripped)
@@ -227,6 +227,12 @@ def without_files(transcript: Transcript, answers: Callable[[str], bool]) -> Tra
                 message = replace(message, context=None)
         past.append(message)
     return replace(transcript, past=tuple(past))
+
+
+def _or_none(context: TurnContext) -> TurnContext | None:
+    """None where nothing stood before the question: such a turn has one rendering."""
+    holds = context.chunks or context.references or context.evidence or context.facts
+    return context if holds else None
 
 
 def _answered(past: Sequence[PastMessage]) -> list[int]:
