@@ -79,12 +79,14 @@ class RunningGateway:
 
 
 def settings_for(folder: Path, engine_url: str, **changes: Any) -> Settings:
-    """Data below `folder`, no cache of models, no calibration: the engine sees only what is sent here."""
+    """Data below `folder`, no cache of models, no background work: the engine sees only what is sent here."""
     given: dict[str, Any] = {
         "data_dir": folder / "data",
         "cache_dir": folder / "cache",
         "engine_url": engine_url,
         "calibrate": False,
+        "summary": "off",
+        "prewarm": False,
     }
     return Settings(**{**given, **changes})
 

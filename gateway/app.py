@@ -22,6 +22,7 @@ from gateway.calls import Calls
 from gateway.context import RequestContext
 from gateway.door import Door
 from gateway.errors import ApiError, ErrorKind, translate
+from gateway.folding import Folder, FoldSettings, fold_metrics
 from gateway.http import AsgiApp, Receive, Scope, Send
 from gateway.metrics import Metrics
 from gateway.models import Models
@@ -130,6 +131,11 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
     metrics.gauge("headstart_turns_looked_up", "Past turns that clients resent", lambda: turns.looked_up)
     metrics.gauge("headstart_turns_recognised", "Of these, turns that were found again", lambda: turns.recognised)
     metrics.gauge("headstart_transcripts_corrupt", "Stored values that could not be read", lambda: turns.corrupt)
+    folds = FoldSettings(
+        settings.summary, settings.fold_high_tokens, settings.fold_low_tokens, prewarm=settings.prewarm
+    )
+    folder = await stack.enter_async_context(Folder(replica, transcripts, folds))
+    fold_metrics(metrics, folder)
     pipeline = Pipeline(
         replica=replica,
         models=Models(replica, database.stores),
@@ -138,6 +144,7 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
         files=database.store_files,
         metrics=metrics,
         budgets=Budgets(database.stores, settings.ttft_budget_ms, settings.budget_policy == "strict"),
+        folder=folder,
         defaults=ChatDefaults(settings.top_k, settings.min_answer_tokens),
     )
     app.include_router(plan_router(pipeline, replica, bodies))

@@ -76,9 +76,7 @@ class Budgets:
     def _of_stores(self, tenant: str, store_ids: tuple[str, ...]) -> float | None:
         """The smallest of the stores' defaults; one that was stored before it was checked may be no budget."""
         stated = [self._stores.metadata(tenant, store_id).get(METADATA_KEY, "") for store_id in store_ids]
-        return min(
-            (ms for text in stated if (ms := _milliseconds(text)) is not None), default=None
-        )
+        return min((ms for text in stated if (ms := _milliseconds(text)) is not None), default=None)
 
 
 def read_budget_header(raw: bytes) -> float:

@@ -51,11 +51,12 @@ class FoldCounts:
 
 @dataclass(frozen=True, slots=True)
 class FoldSettings:
-    """Marks of 0 are derived from budget, window and speed."""
+    """Marks of 0 are derived from budget, window and speed. `prewarm` is of fronts that no fold changes."""
 
     mode: SummaryMode
     high_tokens: int = 0
     low_tokens: int = 0
+    prewarm: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class Folder:
 
         Which of several answers a client goes on with is not known: then nothing is done.
         """
-        if not turn.conversation.plain or len(texts) != 1 or not (self._may_fold(turn) or _may_break(turn)):
+        if not turn.conversation.plain or len(texts) != 1 or not (self._may_fold(turn) or self._may_prewarm(turn)):
             return
         key = _key_of(turn)
         job = self._jobs.get(key)
@@ -152,6 +153,9 @@ class Folder:
             return False
         cut = len(turn.transcript.past) - turn.plan.folded > len(turn.plan.past)
         return cut or turn.prompt.tokens > self.marks_of(turn).high_tokens
+
+    def _may_prewarm(self, turn: Turn) -> bool:
+        return self._settings.prewarm and _may_break(turn)
 
     def _drop(self, key: _Key) -> None:
         self._jobs.pop(key).task.cancel()
@@ -259,7 +263,7 @@ class Folder:
 
     async def _prewarm_stripped(self, turn: Turn, answer: str, idle: Background) -> None:
         """Where the next prompt renders the last turn otherwise than it was sent, that front is computed now."""
-        if not _may_break(turn):
+        if not self._may_prewarm(turn):
             return
         after = continued(turn.transcript, turn.plan, answer, PLACEHOLDER)
         prompt = await self._next_prompt(turn, after)

@@ -11,6 +11,7 @@ import orjson
 from gateway.answers import annotations_wire, citations_wire, plan_wire, read_usage, whole_answer
 from gateway.budgets import Budget, Budgets
 from gateway.context import RequestContext
+from gateway.folding import Folder
 from gateway.messages import Conversation, plain_transcript, read_conversation
 from gateway.metrics import Metrics
 from gateway.models import ModelName, Models
@@ -52,6 +53,7 @@ class Pipeline:
         files: FileLookup,
         metrics: Metrics,
         budgets: Budgets,
+        folder: Folder,
         defaults: ChatDefaults,
     ) -> None:
         self._replica = replica
@@ -61,6 +63,7 @@ class Pipeline:
         self._files = files
         self._metrics = metrics
         self._budgets = budgets
+        self._folder = folder
         self._own_s = OWN_TIME_S
         self._defaults = defaults
 
@@ -147,6 +150,7 @@ class Pipeline:
             chunk_order=extension.chunk_order if extension else None,
             pin_last=extension.pin_last if extension else None,
             evidence_lines=extension.evidence_lines if extension else None,
+            instructed=bool(stores) or any(message.context for message in conversation.transcript.past),
         )
         outlook = self._replica.outlook(context.cache_salt)
         clock = Clock(budget.ttft_s, retrieved - context.started_s + self._own_s)
@@ -274,6 +278,7 @@ class Pipeline:
         if kept is not None and texts:
             said = [*turn.conversation.messages, Message("assistant", texts[min(texts)])]
             await self._transcripts.keep(context.tenant, request.user, kept, said)
+        self._folder.after(turn, texts)
 
 
 def _previous_question(transcript: Transcript) -> str | None:

@@ -32,9 +32,7 @@ def plan_prompt(
     if aside and (speed := outlooks[0].speed if outlooks else None) is not None:
         clock = replace(clock, spent_s=clock.spent_s + speed.prefill.per_token_s * aside)
     try:
-        plan = serving.planner.plan(
-            conversation.transcript, rendered_by(serving.renderer, candidates), limits
-        )
+        plan = serving.planner.plan(conversation.transcript, rendered_by(serving.renderer, candidates), limits)
     except QuestionTooLong as error:
         message = str(error)
         if aside:

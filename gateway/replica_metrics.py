@@ -27,24 +27,36 @@ def replica_gauges(metrics: Metrics, replica: Replica) -> None:
         _count(replica, "resident_blocks"),
     )
     for name, text, count in (
-        ("exact", "Prompts whose cached tokens were predicted exactly", "exact"),
-        ("over", "Prompts of which the engine held less than predicted", "over"),
-        ("under", "Prompts of which the engine held more than predicted", "under"),
+        ("headstart_cached_predictions_exact", "Prompts whose cached tokens were predicted exactly", "exact"),
+        ("headstart_cached_predictions_over", "Prompts of which the engine held less than predicted", "over"),
+        ("headstart_cached_predictions_under", "Prompts of which the engine held more than predicted", "under"),
     ):
-        metrics.gauge(f"headstart_cached_predictions_{name}", text, _count(replica, count))
+        metrics.gauge(name, text, _count(replica, count))
     for name, text, read in (
-        ("prefill_fixed_seconds", "Fitted fixed cost of a prefill", lambda speed: speed.prefill.fixed_s),
-        ("prefill_token_seconds", "Fitted cost of an uncached token", lambda speed: speed.prefill.per_token_s),
+        ("headstart_prefill_fixed_seconds", "Fitted fixed cost of a prefill", lambda speed: speed.prefill.fixed_s),
         (
-            "prefill_pair_seconds",
+            "headstart_prefill_token_seconds",
+            "Fitted cost of an uncached token",
+            lambda speed: speed.prefill.per_token_s,
+        ),
+        (
+            "headstart_prefill_pair_seconds",
             "Fitted cost of attention, per pair of tokens",
             lambda speed: speed.prefill.per_pair_s,
         ),
-        ("speed_quantile_factor", "Actual over predicted prefill at the safety quantile", lambda speed: speed.factor),
-        ("speed_drifting", "1 while recent prefills disagree with the fit", lambda speed: float(speed.drifting)),
-        ("decode_token_seconds", "Learned time per output token", lambda speed: speed.token_s or math.nan),
+        (
+            "headstart_speed_quantile_factor",
+            "Actual over predicted prefill at the safety quantile",
+            lambda speed: speed.factor,
+        ),
+        (
+            "headstart_speed_drifting",
+            "1 while recent prefills disagree with the fit",
+            lambda speed: float(speed.drifting),
+        ),
+        ("headstart_decode_token_seconds", "Learned time per output token", lambda speed: speed.token_s or math.nan),
     ):
-        metrics.gauge(f"headstart_{name}", text, _of_speed(replica, read))
+        metrics.gauge(name, text, _of_speed(replica, read))
 
 
 def _count(replica: Replica, name: str) -> Callable[[], float]:

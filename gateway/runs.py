@@ -75,6 +75,9 @@ class Run:
     def first_token(self) -> None:
         self._first_s = self._clock()
         self._ticket.first_token()
+        if self._residency is not None and self._lease is not None:
+            # From now on the prompt is in the engine's cache, however the answer ends.
+            self._residency.generated(self._lease, ())
 
     def first_token_expected(self) -> None:
         """For an answer that comes whole: its first token is taken to come when it was predicted."""

@@ -9,6 +9,7 @@ from gateway.backends.facts import EngineFacts
 from gateway.settings import Settings
 from prompt_builder.builder import PromptBuilder
 from prompt_builder.labels import Renderer
+from prompt_builder.memo import MemoTokenizer
 from prompt_builder.planner import Planner
 from prompt_builder.template import ChatTemplate, NoTemplate
 from prompt_builder.tokenizer import EstimateTokenizer, NoTokenizer, load_tokenizer
@@ -61,7 +62,7 @@ def make_serving(settings: Settings, facts: EngineFacts) -> Serving:
     template: ChatTemplate | None = None
     if folder is not None:
         try:
-            tokenizer = load_tokenizer(folder)
+            tokenizer = MemoTokenizer(load_tokenizer(folder))
             template = ChatTemplate.load(folder)
         except (NoTokenizer, NoTemplate, OSError, ValueError) as error:
             log.warning("the tokenizer in %s cannot be used: %s", folder, error)
@@ -82,6 +83,7 @@ def _serving(settings: Settings, facts: EngineFacts, tokenizer: Tokenizer, templ
             rendering=settings.rendering,
             chunk_order=settings.chunk_order,
             evidence_lines=settings.evidence_lines,
+            pin_last=settings.pin_last,
         ),
         builder=PromptBuilder(tokenizer, template, settings.instructions, block_tokens),
         missing=tuple(_missing(facts, tokenizer, template)),

@@ -149,6 +149,10 @@ class Settings(BaseSettings):
         "engine",
         description="How old turns are folded: the engine summarises, sentences are extracted, or they are only cut.",
     )
+    prewarm: bool = Field(
+        True,
+        description="Compute the front of a conversation's next prompt while the engine is idle, where it changed.",
+    )
     fold_high_tokens: int = Field(
         0, ge=0, description="History beyond this is folded, in tokens; 0 derives it from budget and window."
     )

@@ -103,7 +103,7 @@ def blocks_of(instructions: str, plan: Plan) -> tuple[Block, ...]:
 
     `plan.rendering` is that of the messages behind the first `plan.stripped`.
     """
-    system = system_block(instructions, plan.system, plan.summary)
+    system = system_block(instructions if plan.instructed else "", plan.system, plan.summary)
     past = [
         past_block(message, "stripped" if place < plan.stripped else plan.rendering)
         for place, message in enumerate(plan.past)

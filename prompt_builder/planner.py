@@ -140,6 +140,7 @@ class Planner:
             dropped=(),
             summary=transcript.summary,
             folded=transcript.folded,
+            instructed=limits.instructed,
         )
         material = Material(self._tokenizer, self._template, self._frames, self._instructions, transcript, bare)
         drafts = Drafts(material, bare, self._layout_for(limits), self._tokenizer)
@@ -178,8 +179,8 @@ class Planner:
             return [material.front(0, 0)]
         if self._rendering == "stripped" or not request.means:
             return [material.front(0, count)]
-        stripped = material.leading_turns(request.transcript.stripped - request.transcript.folded)
-        return [material.front(0, turns) for turns in material.distinct(boundaries(count, stripped))]
+        stripped = boundaries(count, request.stripped_turns)
+        return [material.front(0, turns) for turns in material.distinct(stripped)]
 
     def _everything(self, request: Request) -> tuple[Plan, Choice | None]:
         """All wanted chunks whole, in the cheapest rendering that the window holds; trimmed where none does."""

@@ -97,7 +97,8 @@ class Limits:
     """What the plan must fit, and what the request wants otherwise than the settings (None: as they say).
 
     `window_tokens` None: the engine did not say, nothing is trimmed for it. `pin_last` chunks, the most relevant, are
-    held back for the last places.
+    held back for the last places. `instructed`: the prompt begins with the gateway's instructions, which speak of
+    passages; a conversation without any goes without.
     """
 
     window_tokens: int | None
@@ -107,6 +108,7 @@ class Limits:
     chunk_order: ChunkOrder | None = None
     pin_last: int | None = None
     evidence_lines: int | None = None
+    instructed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ class Plan:
     summary: str = ""
     folded: int = 0
     stripped: int = 0
+    instructed: bool = True
     forecast: Forecast | None = None
 
 

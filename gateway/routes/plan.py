@@ -14,11 +14,11 @@ from gateway.http import read_body
 from gateway.passthrough import Plain, plain_prompt
 from gateway.planning import forecast_plain, refuse_if_late
 from gateway.routes.dependencies import BodyLimits, Context
-from gateway.turns import Turn, elapsed_ms
+from gateway.turns import Turn, elapsed_ms, rendered_by
 from gateway.wire import ChatRequest, parse_chat
 from latency.speed import Forecast
 from prompt_builder.outlook import Clock, Outlook
-from prompt_builder.types import Segment
+from prompt_builder.types import Alternative, Segment
 
 
 class Planning(Protocol):
@@ -53,9 +53,8 @@ def plan_router(planning: Planning, replicas: Replicas, limits: BodyLimits) -> A
 
 
 def _planned(turn: Turn, outlook: Outlook) -> dict[str, Any]:
-    alternatives = turn.serving.planner.alternatives(
-        turn.transcript, turn.candidates, turn.limits, (outlook,), turn.clock
-    )
+    candidates = rendered_by(turn.serving.renderer, turn.candidates)
+    alternatives = turn.serving.planner.alternatives(turn.transcript, candidates, turn.limits, (outlook,), turn.clock)
     return {
         "retrieval": bool(turn.stores),
         "plan": plan_wire(turn.plan, turn.prompt),
@@ -98,7 +97,7 @@ def _segment(segment: Segment) -> dict[str, Any]:
     }
 
 
-def _alternative(alternative: Any) -> dict[str, Any]:
+def _alternative(alternative: Alternative) -> dict[str, Any]:
     return {
         "ttft_budget_ms": round(alternative.budget_s * 1000, 3),
         "chunks": alternative.chunks,
