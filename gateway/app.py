@@ -94,7 +94,6 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
     )
     session = await stack.enter_async_context(EngineSession(limits))
     replica = await stack.enter_async_context(Replica(settings, session, limits))
-    await stack.enter_async_context(Calibrator(replica.speed, replica.pacer, session, settings, limits))
     renderer = LiveRenderer(replica.serving)
     replica.on_change(renderer.follow)
 
@@ -148,6 +147,8 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
         defaults=ChatDefaults(settings.top_k, settings.min_answer_tokens),
     )
     app.include_router(plan_router(pipeline, replica, bodies))
+    # Last of all: the work of starting would be in its measurements.
+    await stack.enter_async_context(Calibrator(replica.speed, replica.pacer, session, settings, limits))
     return ChatEndpoint(
         pipeline,
         admission,

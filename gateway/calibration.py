@@ -4,6 +4,7 @@ import asyncio
 import math
 import random
 import secrets
+import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
@@ -31,7 +32,7 @@ class CannotCalibrate(Exception):
 
 LEAST_S = 1e-6
 NOISY = 0.2
-"""A calibration whose fit is off by more in the mean was not alone on the engine."""
+"""A calibration half of whose samples are off by more than this share was not alone on the engine."""
 
 
 def teach(learner: SpeedLearner, samples: Sequence[Sample]) -> None:
@@ -46,7 +47,7 @@ def teach(learner: SpeedLearner, samples: Sequence[Sample]) -> None:
         if sample.step.kind == "decode" and sample.output_tokens > 1:
             learner.observe_decode(sample.output_tokens - 1, sample.decode_s)
     estimate = learner.estimate
-    if estimate is not None and mean_error(estimate.prefill, samples) <= NOISY:
+    if estimate is not None and not is_noisy(estimate.prefill, samples):
         learner.calibrated()
 
 
@@ -57,6 +58,12 @@ def fit_errors(model: PrefillModel, samples: Iterable[Sample]) -> list[float]:
         for sample in samples
         if sample.step.kind != "warm"
     ]
+
+
+def is_noisy(model: PrefillModel, samples: Iterable[Sample]) -> bool:
+    """Whether the fit does not describe the samples: single slow ones do not count."""
+    errors = fit_errors(model, samples)
+    return not errors or statistics.median(errors) > NOISY
 
 
 def mean_error(model: PrefillModel, samples: Iterable[Sample]) -> float:

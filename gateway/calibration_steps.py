@@ -11,6 +11,8 @@ GROWTH = 3
 LONG_ENOUGH_S = 0.8
 """A prefill of this length shows the time per token well above the noise; nothing longer is needed."""
 LONGEST_S = 2.0
+SUSPECT_S = 0.2
+"""The shortest prompt is sent again when it took longer: a slow engine, or one that others used."""
 MOST_UNCACHED = 16_384
 DECODES = 3
 DECODE_TOKENS = 9
@@ -118,15 +120,33 @@ def next_step(done: Sequence[Sample], bounds: Bounds, error: float | None) -> St
 
 
 def _next_cold(cold: Sequence[Sample], bounds: Bounds) -> int | None:
+    """The next longer prompt; the same again when one took so long that something must have been in its way."""
     most = max(FIRST_TOKENS // 2, min(MOST_UNCACHED, bounds.window_tokens // 2))
     if not cold:
         return min(FIRST_TOKENS, most)
-    last = cold[-1]
-    size = min(last.uncached_tokens * GROWTH, most)
-    # Time grows a little faster than length.
-    foreseen_s = last.ttft_s * size / last.uncached_tokens * 1.15
+    last_tokens = cold[-1].uncached_tokens
+    ttft_s, tries = _best(cold, last_tokens)
+    shorter = [sample.uncached_tokens for sample in cold if sample.uncached_tokens < last_tokens]
+    expected_s = SUSPECT_S / 2
+    if shorter:
+        expected_s = _best(cold, max(shorter))[0] * _longer(last_tokens / max(shorter))
+    if tries == 1 and ttft_s > 2 * expected_s:
+        return last_tokens
+    size = min(last_tokens * GROWTH, most)
+    foreseen_s = ttft_s * _longer(size / last_tokens)
     if foreseen_s > LONGEST_S:
         size = int(size * LONGEST_S / foreseen_s)
-    if last.ttft_s >= LONG_ENOUGH_S or size < 1.5 * last.uncached_tokens:
+    if ttft_s >= LONG_ENOUGH_S or size < 1.5 * last_tokens:
         return None
     return size
+
+
+def _best(cold: Sequence[Sample], tokens: int) -> tuple[float, int]:
+    """(least seconds, tries) of prompts of so many tokens."""
+    times = [sample.ttft_s for sample in cold if sample.uncached_tokens == tokens]
+    return min(times), len(times)
+
+
+def _longer(ratio: float) -> float:
+    """Time grows a little faster than length."""
+    return 1.15 * ratio

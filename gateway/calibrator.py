@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Protocol
@@ -10,16 +11,18 @@ import aiohttp
 
 from gateway.backends.facts import EngineFacts
 from gateway.backends.vllm import EngineLimits
-from gateway.calibration import NOISY, Calibration, CannotCalibrate, Probe, mean_error
-from gateway.calibration_steps import Bounds
+from gateway.calibration import Calibration, CannotCalibrate, Probe, is_noisy, mean_error
+from gateway.calibration_steps import Bounds, Sample
 from gateway.errors import ApiError
 from gateway.settings import Settings
 from gateway.speed import ReplicaSpeed
 from gateway.speed_file import SpeedKey
+from latency.model import PrefillModel
 
 log = logging.getLogger("headstart.calibration")
 
 LONGEST_PAUSE_S = 60.0
+ATTEMPTS = 3
 
 
 class Interruptible(Protocol):
@@ -46,7 +49,7 @@ class Calibrator:
 
     A user's request ends the measurement that is going on (its connection closes, the engine drops it at its next
     step) and waits for nothing else; the calibration goes on where it stopped when the replica is idle again. Only a
-    whole calibration is learned.
+    whole calibration is learned. One that was not alone on the engine is repeated, `ATTEMPTS` times in all.
     """
 
     def __init__(
@@ -96,6 +99,21 @@ class Calibrator:
 
     async def _calibrate(self, key: SpeedKey, facts: EngineFacts) -> None:
         """Raises ApiError and CannotCalibrate."""
+        for attempt in range(ATTEMPTS):
+            calibration = await self._measured(facts)
+            estimate = (await asyncio.to_thread(calibration.learned)).estimate
+            if estimate is None or not is_noisy(estimate.prefill, calibration.samples):
+                break
+            if attempt + 1 < ATTEMPTS:
+                log.info("the engine was not idle while it was calibrated; it is measured again")
+                await asyncio.sleep(self._settings.probe_interval_s)
+        else:
+            log.warning("the engine is never idle; its requests will teach its speed")
+        self._speed.calibrated(key, calibration.samples)
+        if estimate is not None:
+            _tell(estimate.prefill, calibration.samples)
+
+    async def _measured(self, facts: EngineFacts) -> Calibration:
         settings = self._settings
         probe = Probe(
             self._session,
@@ -108,24 +126,7 @@ class Calibrator:
         calibration = Calibration(probe, Bounds.of(facts), settings.safety_quantile)
         while not await self._while_idle(calibration):
             log.debug("a request came; the calibration goes on later")
-        self._speed.calibrated(key, calibration.samples)
-        await self._speed.settled()
-        estimate = self._speed.estimate
-        if estimate is None:
-            return
-        error = mean_error(estimate.prefill, calibration.samples)
-        log.info(
-            "engine calibrated with %d requests in %.1f s: %.1f ms + %.3f ms a token + %.3f µs a pair of tokens, "
-            "mean error %.1f %%",
-            len(calibration.samples),
-            sum(sample.total_s for sample in calibration.samples),
-            estimate.prefill.fixed_s * 1e3,
-            estimate.prefill.per_token_s * 1e3,
-            estimate.prefill.per_pair_s * 1e6,
-            100 * error,
-        )
-        if error > NOISY:
-            log.warning("the engine was not idle while it was calibrated; its requests will teach its speed")
+        return calibration
 
     async def _while_idle(self, calibration: Calibration) -> bool:
         """Whether it came to its end before a user's request did."""
@@ -143,3 +144,16 @@ class Calibrator:
                 measuring.cancel()
                 called.cancel()
                 await asyncio.wait((measuring, called))
+
+
+def _tell(model: PrefillModel, samples: Sequence[Sample]) -> None:
+    log.info(
+        "engine calibrated with %d requests in %.1f s: %.1f ms + %.3f ms a token + %.3f µs a pair of tokens, "
+        "mean error %.1f %%",
+        len(samples),
+        sum(sample.total_s for sample in samples),
+        model.fixed_s * 1e3,
+        model.per_token_s * 1e3,
+        model.per_pair_s * 1e6,
+        100 * mean_error(model, samples),
+    )

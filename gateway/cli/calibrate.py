@@ -14,7 +14,7 @@ from rich.table import Table
 
 from gateway.backends.facts import EngineFacts, probe_engine
 from gateway.backends.vllm import EngineLimits, EngineSession
-from gateway.calibration import NOISY, Calibration, CannotCalibrate, Probe, fit_errors
+from gateway.calibration import Calibration, CannotCalibrate, Probe, fit_errors, is_noisy
 from gateway.calibration_steps import MOST_REQUESTS, Bounds, Sample
 from gateway.cli.options import AsJson
 from gateway.cli.terminal import CliError, err, load_settings, out, printable, run
@@ -43,7 +43,7 @@ class Measured:
 
     @property
     def noisy(self) -> bool:
-        return float(np.mean(self.errors)) > NOISY
+        return is_noisy(self.estimate.prefill, self.samples)
 
 
 def calibrate(
@@ -73,8 +73,8 @@ def calibrate(
         _print(measured)
     if measured.noisy:
         raise CliError(
-            f"The fit is off by {np.mean(measured.errors):.0%} in the mean: the engine was not idle. Nothing was "
-            "kept; try again when nobody uses it."
+            f"Half of the fitted times are off by {np.median(measured.errors):.0%} or more: the engine was not idle. "
+            "Nothing was kept; try again when nobody uses it."
         )
     if not as_json:
         out().print(f"Kept in {settings.data_dir / FOLDER} for the next 'headstart serve'.", markup=False)

@@ -78,6 +78,20 @@ def test_a_block_larger_than_the_prompts_is_still_reused_whole() -> None:
     assert any(sample.cached_tokens >= 784 for sample in done)
 
 
+def test_a_prompt_that_something_was_in_the_way_of_is_sent_again_and_the_next_ones_still_grow() -> None:
+    bounds = Bounds(8192, 32, cached_known=True)
+    undisturbed = played(CPU_135M, bounds)
+    disturbed: list[Sample] = []
+    while (step := next_step(disturbed, bounds, 0.5)) is not None:
+        ttft_s = CPU_135M.predict_s(step.new_tokens, step.shared_tokens)
+        if len(disturbed) == 2:
+            ttft_s += 3.0
+        disturbed.append(Sample(step, step.new_tokens, step.shared_tokens, ttft_s, step.max_tokens, 0.03))
+    assert disturbed[2].step == disturbed[3].step
+    longest = [max(sample.uncached_tokens for sample in done) for done in (undisturbed, disturbed)]
+    assert longest[0] == longest[1]
+
+
 def test_the_same_measurements_ask_for_the_same_next_one() -> None:
     bounds = Bounds(8192, 32, cached_known=True)
     done = played(CPU_135M, bounds)
