@@ -96,7 +96,7 @@ async def _measure(settings: Settings, *, quiet: bool) -> Measured:
             def told(sample: Sample) -> None:
                 status.update(
                     f"request {len(calibration.samples)} of at most {MOST_REQUESTS}: "
-                    f"{sample.uncached_tokens:,} tokens, {sample.cached_tokens:,} cached, {_time(sample.ttft_s)}"
+                    f"{sample.uncached_tokens:,} tokens, {sample.cached_tokens:,} cached, {told_time(sample.ttft_s)}"
                 )
 
             calibration = Calibration(probe, Bounds.of(facts), settings.safety_quantile, told=None if quiet else told)
@@ -152,15 +152,15 @@ def _print(measured: Measured) -> None:
         table.add_row(
             f"{sample.uncached_tokens:,}",
             f"{sample.cached_tokens:,}",
-            _time(sample.ttft_s),
-            _time(fitted_s),
+            told_time(sample.ttft_s),
+            told_time(fitted_s),
             f"{fitted_s / sample.ttft_s - 1:+.1%}",
         )
     console.print(table)
     errors = measured.errors
     estimate = measured.estimate
     lines = [
-        f"TTFT = {_time(model.fixed_s)} + {_time(model.per_token_s)} · uncached + {_time(model.per_pair_s)} · "
+        f"TTFT = {told_time(model.fixed_s)} + {told_time(model.per_token_s)} · uncached + {told_time(model.per_pair_s)} · "
         "uncached · (cached + uncached / 2)",
         f"error of the fit: {np.mean(errors):.1%} in the mean, {np.quantile(errors, 0.95):.1%} at p95",
         f"kept with probability {estimate.quantile:g}: {estimate.factor:.2f} times the prediction",
@@ -200,7 +200,7 @@ def _teaching(samples: Sequence[Sample]) -> list[Sample]:
     return [sample for sample in samples if sample.step.kind != "warm"]
 
 
-def _time(seconds: float) -> str:
+def told_time(seconds: float) -> str:
     """Three significant digits in the unit that reads best."""
     units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
     unit, scale = next((pair for pair in units if seconds >= pair[1]), units[-1])
