@@ -122,11 +122,11 @@ class Filling:
             quoted = self.filled(front, means, beside, evidence=True, first=first)
             if quoted.draft.evidence and _fits(quoted, most_tokens):
                 filled = quoted
-        if filled.draft.relevance > best.draft.relevance + _TIES:
-            return filled
-        if filled.draft.relevance > best.draft.relevance - _TIES and filled.draft.evidence > best.draft.evidence:
-            return filled
-        return best
+        quotes = (bool(best.draft.evidence), bool(filled.draft.evidence))
+        gained = filled.draft.relevance - best.draft.relevance
+        if quotes == (True, False):
+            gained -= EVIDENCE_SHARE * filled.draft.relevance
+        return filled if gained > _TIES or (gained > -_TIES and quotes == (False, True)) else best
 
     def _best_run(self, front: Front, means: Means, most_tokens: int) -> Filled:
         """The longest run of whole chunks, most relevant first, that fits; with evidence where that fits too."""
@@ -146,16 +146,16 @@ class Filling:
         """Behind the front; and behind the chunks that continue it in the replica's cache, which cost nothing."""
         start = means.prefix(front)
         spaces = [self._space(front, means, start, (), most_tokens)]
-        standing = standing_texts(front.past)
-        pieces = [form.chunk.rendered.token_ids if form.chunk.label not in standing else () for form in self._wholes]
-        path: list[Form] = []
-        prefix = start
         if isinstance(start, ResidentPrefix):
-            for place in resident_path(start, pieces)[: self._most]:
-                path.append(self._wholes[place])
-                prefix = prefix.extended(pieces[place])
-        if path:
-            spaces.append(self._space(front, means, prefix, tuple(path), most_tokens))
+            standing = standing_texts(front.past)
+            pieces = [() if form.chunk.label in standing else form.chunk.rendered.token_ids for form in self._wholes]
+            paths = {resident_path(start, pieces)[: self._most], resident_path(start, pieces[: self._most])}
+            for path in sorted(path for path in paths if path):
+                prefix: Prefix = start
+                for place in path:
+                    prefix = prefix.extended(pieces[place])
+                first = tuple(self._wholes[place] for place in path)
+                spaces.append(self._space(front, means, prefix, first, most_tokens))
         return [space for space in spaces if space.room >= 0]
 
     def _space(self, front: Front, means: Means, prefix: Prefix, first: tuple[Form, ...], most_tokens: int) -> _Space:

@@ -1,9 +1,9 @@
 """What a rendering of the past costs, now and in the turns to come.
 
-To strip past turns of their chunks is to compute once what follows them; from then on every turn attends over less.
-Whether that pays depends on how many turns will follow. Nothing is known of that but how many there were: a
-conversation of n turns is expected to have about n more (the Lindy estimate, exact where the chance to end falls as
-1/n), here at least LEAST_TURNS and at most MOST_TURNS.
+To strip past turns of their chunks is to compute once what follows them; from then on every turn attends over less,
+but chunks that stood there must be sent again where they are wanted again. Whether that pays depends on how many
+turns will follow. Nothing is known of that but how many there were: of conversations that had n turns the share
+n / (n + j) is taken to have j more (Lindy's estimate), and as many turns are looked ahead as there were.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,9 @@ from prompt_builder.knapsack import Form
 
 LEAST_TURNS = 4
 MOST_TURNS = 16
+
+# A switch must promise to save this share. What is to come is guessed from few turns, and a switch cannot be undone.
+SWITCH_MARGIN = 0.25
 
 # How often the turns to come may be stripped: every turn, every second, fourth, eighth, or never again.
 PERIODS = (1, 2, 4, 8, MOST_TURNS + 1)
@@ -107,13 +110,14 @@ def _period_s(
     window = float("inf") if window_tokens is None else window_tokens
     total_s = 0.0
     for turn in range(1, count + 1):
+        chance = habits.turns / (habits.turns + turn)
         new = habits.sent_tokens * (1 - shares[kept])
         if turn % period == 0 or tokens + new > window:
             new = habits.sent_tokens
-            total_s += speed.predict_s(round(stripped - before + new), round(before))
+            total_s += chance * speed.predict_s(round(stripped - before + new), round(before))
             tokens, before, kept = stripped + new, stripped, 1
         else:
-            total_s += speed.predict_s(round(habits.fresh_tokens + new), round(tokens - habits.fresh_tokens))
+            total_s += chance * speed.predict_s(round(habits.fresh_tokens + new), round(tokens - habits.fresh_tokens))
             tokens, kept = tokens + new, kept + 1
         tokens += habits.fresh_tokens
         stripped += habits.said_tokens
@@ -123,10 +127,11 @@ def _period_s(
 class Horizon:
     """Prices the drafts of one request: what they take now, and what they leave to the turns to come."""
 
-    def __init__(self, drafts: Drafts, wanted: Sequence[Form], window_tokens: int | None) -> None:
+    def __init__(self, drafts: Drafts, wanted: Sequence[Form], window_tokens: int | None, stripped_turns: int) -> None:
         material = drafts.material
         count = len(material.turns)
         self._window = window_tokens
+        self.stripped_turns = stripped_turns
         self._asked = material.asked_tokens
         self._head = material.front(count, count).tokens
         self._all_stripped = material.front(0, count).tokens
@@ -155,4 +160,6 @@ class Horizon:
             lags=self._lags,
         )
         state = State(draft.tokens + answer, stripped, before, self._count - stripped_turns + 1)
-        return forecast.queue_s + forecast.prefill_s + coming_s(means.speed, state, habits, self._window)
+        now_s = forecast.queue_s + forecast.prefill_s
+        margin = 0.0 if stripped_turns <= self.stripped_turns else SWITCH_MARGIN
+        return now_s * (1 + margin) + coming_s(means.speed, state, habits, self._window)

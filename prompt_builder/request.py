@@ -46,10 +46,16 @@ class Request:
     tokenizer: Tokenizer
     _horizon: Horizon | None = field(default=None, init=False)
 
+    @property
+    def stripped_turns(self) -> int:
+        """Leading turns that the conversation's last prompt held without their chunks."""
+        transcript = self.transcript
+        return self.drafts.material.leading_turns(transcript.stripped - transcript.folded)
+
     def priced(self, filled: Filled, means: Means) -> Choice:
         if self._horizon is None:
             most = None if self.room is None else self.room.prompt_tokens
-            self._horizon = Horizon(self.drafts, self.wanted, most)
+            self._horizon = Horizon(self.drafts, self.wanted, most, self.stripped_turns)
         return Choice(filled, means, self._horizon.price_s(filled.draft, means, filled.forecast))
 
     def finished(self, choice: Choice, dropped: Sequence[Dropped]) -> Plan:
