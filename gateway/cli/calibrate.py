@@ -160,8 +160,8 @@ def _print(measured: Measured) -> None:
     errors = measured.errors
     estimate = measured.estimate
     lines = [
-        f"TTFT = {told_time(model.fixed_s)} + {told_time(model.per_token_s)} · uncached + {told_time(model.per_pair_s)} · "
-        "uncached · (cached + uncached / 2)",
+        f"TTFT = {told_time(model.fixed_s)} + {told_time(model.per_token_s)} · uncached "
+        f"+ {told_time(model.per_pair_s)} · uncached · (cached + uncached / 2)",
         f"error of the fit: {np.mean(errors):.1%} in the mean, {np.quantile(errors, 0.95):.1%} at p95",
         f"kept with probability {estimate.quantile:g}: {estimate.factor:.2f} times the prediction",
     ]
