@@ -4,16 +4,16 @@ from dataclasses import dataclass
 
 ALLOWANCE = 0.5
 ALARM = 6.0
-SCALE_SPREADS = 3.0
+SCALE_SPREADS = 2.0
 LEAST_SCALE = 0.12
 
 
 @dataclass(slots=True)
 class DriftTest:
-    """Two-sided CUSUM (Page 1954) of log(actual / predicted), each error clipped to ±1 scale of three spreads.
+    """Two-sided CUSUM (Page 1954) of log(actual / predicted), each error clipped to ±1 scale of two spreads.
 
     A single stall counts as any large error does, so 12 such errors in a row are the least that raise the alarm;
-    errors within half a scale (7 % at a spread of 5 %) never add up. `onset` is the number of the first request of
+    errors within half a scale (6 % at a spread of 5 %) never add up. `onset` is the number of the first request of
     the run that raised it.
     """
 

@@ -22,7 +22,6 @@ LEAST_SAMPLES = 5
 LEAST_SIZES = 3
 REFIT_ALWAYS_BELOW = 32
 REFIT_EVERY = 4
-FIRST_ERRORS_AT = 24
 MOST_LEFT_OUT = 64
 LEARNED_AFTER = 20
 SETTLED_AFTER = 20
@@ -47,7 +46,6 @@ class SpeedLearner:
         self._anchor: PrefillModel | None = None
         self._fit_spread = SPREAD_UNKNOWN
         self._errors = ErrorWindow()
-        self._errors_retaken = False
         self._beside = BesideDecode()
         self._decode = DecodeRate()
         self._idle_drift, self._beside_drift = DriftTest(), DriftTest()
@@ -131,7 +129,6 @@ class SpeedLearner:
             learner._window.add(PrefillSample(*row))
         if state.samples:
             learner._reach = learner._window.observations().reach()
-        learner._errors_retaken = True
         learner._errors = ErrorWindow(PredictionError(*row) for row in state.errors)
         learner._beside = BesideDecode(
             (PrefillSample(*row) for row in state.beside_samples),
@@ -158,8 +155,6 @@ class SpeedLearner:
         self._window.add(sample)
         if self._since_start < REFIT_ALWAYS_BELOW or self._observed % REFIT_EVERY == 0:
             self._refit()
-        if not self._errors_retaken and len(self._window) >= FIRST_ERRORS_AT:
-            self._retake_errors()
 
     def _take_beside(self, sample: PrefillSample, idle: PrefillModel) -> None:
         log_error = self._beside.observe(sample, idle)
@@ -209,14 +204,13 @@ class SpeedLearner:
         self._refit()
 
     def _retake_errors(self) -> None:
-        """The first errors were made by models of a handful of samples: each of the newest is foretold again by a fit
-        of all others, so that it stays out of sample."""
+        """Foretells each of the newest samples by a fit of all others: out of sample, and without the errors of the
+        first fits, which had a handful of samples. So a calibration of 20 has the 19 errors that the factor needs."""
         samples = self._window.observations()
         rows = list(self._window)
         newest = sorted(range(len(rows)), key=lambda position: rows[position].number)[-MOST_LEFT_OUT:]
         if self._model is None or len(rows) <= LEAST_SAMPLES:
             return
-        self._errors_retaken = True
         self._errors.clear()
         for position in newest:
             sample = rows[position]

@@ -48,6 +48,18 @@ def test_a_first_sight_of_long_prompts_is_followed_without_an_alarm() -> None:
     assert learner.drifts == 0
 
 
+@pytest.mark.parametrize("engine", [CPU_135M, LARGE_CARD])
+def test_prompts_far_beyond_all_that_was_measured_are_no_alarm(engine: PrefillModel) -> None:
+    learner, rng = SpeedLearner(), random.Random(2)
+    serve(learner, 200, rng, engine, size=lambda rng: (rng.randrange(30, 60), 0))
+    serve(learner, 60, rng, engine, size=far_beyond)
+    assert learner.drifts == 0
+
+
+def far_beyond(rng: random.Random) -> tuple[int, int]:
+    return round(math.exp(rng.uniform(math.log(500), math.log(20_000)))), rng.choice((0, 300, 1000, 4000, 20_000))
+
+
 @pytest.mark.parametrize("ratio", [1.6, 1 / 1.6, 3.0, 1 / 3.0])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_changed_engine_is_noticed_and_followed_within_thirty_requests(ratio: float, seed: int) -> None:
@@ -62,6 +74,28 @@ def test_a_changed_engine_is_noticed_and_followed_within_thirty_requests(ratio: 
     assert sum(after) / len(after) < 0.07
     assert not known(learner).drifting
     assert learner.drifts == 1
+
+
+@pytest.mark.parametrize("ratio", [1.6, 1 / 1.6])
+def test_a_changed_engine_is_noticed_on_a_noisy_machine_too(ratio: float) -> None:
+    learner, rng = SpeedLearner(), random.Random(5)
+    serve(learner, 150, rng, noise=noisy(0.15))
+    assert any(one.drifting for one in serve(learner, 30, rng, times_slower(CPU_135M, ratio), noisy(0.15)))
+
+
+def test_a_change_of_the_fixed_cost_alone_is_followed() -> None:
+    learner, rng = SpeedLearner(), random.Random(5)
+    serve(learner, 300, rng)
+    farther = PrefillModel(CPU_135M.fixed_s + 0.06, CPU_135M.per_token_s, CPU_135M.per_pair_s)
+    serve(learner, 30, rng, farther)
+    assert mean_error(serve(learner, 60, rng, farther)) < 0.06
+
+
+def test_after_a_change_seen_on_short_prompts_alone_long_ones_are_foretold() -> None:
+    learner, rng, slower = SpeedLearner(), random.Random(5), times_slower(CPU_135M, 1.6)
+    serve(learner, 300, rng)
+    serve(learner, 40, rng, slower, size=lambda rng: (rng.randrange(30, 100), 0))
+    assert mean_error(serve(learner, 10, rng, slower, size=lambda rng: (rng.randrange(900, 1500), 1500))) < 0.1
 
 
 def test_an_engine_of_another_shape_is_followed_too() -> None:
@@ -134,12 +168,14 @@ def test_the_source_is_told() -> None:
     assert known(learner).source == "learned"
 
 
-def test_a_calibration_gives_a_margin_of_the_noise_at_once() -> None:
-    """Errors of the first fits, made of a handful of samples, would say 1.3 and more."""
-    learner = SpeedLearner()
-    serve(learner, 25, random.Random(14), noise=noisy(0.02))
+@pytest.mark.parametrize("engine", [CPU_135M, LARGE_CARD])
+def test_twenty_samples_of_a_calibration_give_a_margin_of_the_noise_at_once(engine: PrefillModel) -> None:
+    learner, rng, noise = SpeedLearner(), random.Random(14), noisy(0.01)
+    for step in range(20):
+        uncached, cached = round(32 * 1.25**step), 500 * (step % 3)
+        learner.observe_prefill(uncached, cached, noise(rng, engine.predict_s(uncached, cached)))
     learner.calibrated()
-    assert known(learner).factor < 1.12
+    assert known(learner).factor < 1.045
 
 
 def test_a_calibration_of_nothing_says_nothing() -> None:
