@@ -20,8 +20,10 @@ from prompt_builder.stored import (
 )
 from prompt_builder.types import Message, PastMessage, Plan, Role, Transcript, TurnContext
 
-MAX_CONVERSATION_MESSAGES = 400
+MAX_CONVERSATION_MESSAGES = 1000
 MAX_CONVERSATION_BYTES = 2**20
+# A conversation beyond its bounds is cut to this share of them: a cut moves the front of its prompts, so it is rare.
+CUT_SHARE = 0.75
 
 Stored = TypeVar("Stored", StoredTurn, StoredFold)
 
@@ -143,7 +145,8 @@ class Transcripts:
     async def keep(self, tenant: str, user: str | None, conversation: str, messages: Sequence[Message]) -> None:
         """The conversation is these messages from now on.
 
-        Beyond 400 messages or 1 MiB the oldest turns leave, in whole turns; leading system messages stay.
+        Beyond 1,000 messages or 1 MiB the oldest turns leave, in whole turns, a quarter at a time; leading system
+        messages stay.
         """
         key = conversation_key(tenant, user, conversation)
         await self._store.put(key, encode_messages(_bounded(messages)), self._ttl_s)
@@ -254,18 +257,18 @@ def _stripped(transcript: Transcript, plan: Plan) -> int:
 
 
 def _bounded(history: Sequence[Message]) -> list[Message]:
-    """The leading system messages and the newest others within both bounds, from a user's on if any had to leave."""
+    """All of it within both bounds, else the leading system messages and the newest others, from a user's on."""
+    sizes = [len(message.content.encode("utf-8", "surrogatepass")) for message in history]
+    if len(history) <= MAX_CONVERSATION_MESSAGES and sum(sizes) <= MAX_CONVERSATION_BYTES:
+        return list(history)
     leading = 0
     while leading < len(history) and history[leading].role in ("system", "developer"):
         leading += 1
-    system, history = history[:leading], history[leading:]
-    size = sum(len(message.content.encode("utf-8", "surrogatepass")) for message in system)
-    first = len(history)
-    while first > 0 and len(history) - first < MAX_CONVERSATION_MESSAGES - leading:
-        size += len(history[first - 1].content.encode("utf-8", "surrogatepass"))
-        if size > MAX_CONVERSATION_BYTES:
-            break
+    left_bytes = int(MAX_CONVERSATION_BYTES * CUT_SHARE) - sum(sizes[:leading])
+    first, most = len(history), int(MAX_CONVERSATION_MESSAGES * CUT_SHARE) - leading
+    while first > leading and len(history) - first < most and sizes[first - 1] <= left_bytes:
         first -= 1
-    while 0 < first < len(history) and history[first].role != "user":
+        left_bytes -= sizes[first]
+    while first < len(history) and history[first].role != "user":
         first += 1
-    return [*system, *history[first:]]
+    return [*history[:leading], *history[first:]]

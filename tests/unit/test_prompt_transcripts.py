@@ -4,7 +4,7 @@ import pytest
 
 from cache.memory import MemoryStore
 from prompt_builder.stored import CorruptValue, decode_fold, decode_messages, decode_turn
-from prompt_builder.transcripts import MAX_CONVERSATION_MESSAGES, NoQuestion, Transcripts, without_files
+from prompt_builder.transcripts import CUT_SHARE, MAX_CONVERSATION_MESSAGES, NoQuestion, Transcripts, without_files
 from prompt_builder.types import Message, Plan, PromptChunk, Transcript, TurnContext
 from retrieval.types import RenderedChunk
 
@@ -210,12 +210,25 @@ async def test_a_named_conversation_is_bounded_and_still_begins_with_system_text
     memory = Transcripts(MemoryStore(2**24), 100.0)
     system = [Message("system", "Be brief."), Message("developer", "And kind.")]
     many = [message for place in range(MAX_CONVERSATION_MESSAGES) for message in said(f"q{place}", "a")]
+    most = MAX_CONVERSATION_MESSAGES - len(system)
+    await memory.keep("t", None, "many", [*system, *many[:most]])
+    assert await memory.load("t", None, "many") == [*system, *many[:most]]
     await memory.keep("t", None, "many", [*system, *many])
-    history = await memory.load("t", None, "many")
-    assert history == [*system, *many[2 - MAX_CONVERSATION_MESSAGES :]]
+    left = int(MAX_CONVERSATION_MESSAGES * CUT_SHARE) - len(system)
+    assert await memory.load("t", None, "many") == [*system, *many[-left:]]
     large = [message for place in range(5) for message in said(f"q{place}", "a" * 300_000)]
     await memory.keep("t", None, "large", [*system, *large])
-    assert await memory.load("t", None, "large") == [*system, *large[4:]]
+    assert await memory.load("t", None, "large") == [*system, *large[-4:]]
+
+
+async def test_a_named_conversation_is_cut_rarely_and_deeply() -> None:
+    memory = Transcripts(MemoryStore(2**24), 100.0)
+    fronts = []
+    for turn in range(1200):
+        history = [*await memory.load("t", None, "long"), *said(f"q{turn}", "a")]
+        fronts.append(history[0].content)
+        await memory.keep("t", None, "long", history)
+    assert len(set(fronts)) <= 1 + 1200 * 2 / (MAX_CONVERSATION_MESSAGES * (1 - CUT_SHARE))
 
 
 async def test_e6_turns_with_text_of_a_deleted_file_stand_without_it() -> None:
