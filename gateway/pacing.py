@@ -35,11 +35,15 @@ class Background:
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """Prefills released together. `began_s`: when the engine came to them; their release while others are before."""
+    """Prefills released together. `began_s`: when the engine came to them; their release while others are before.
+
+    `shared`: several prefills are believed to be in one step.
+    """
 
     seconds: float
     began_s: float
     tickets: "set[Ticket]"
+    shared: bool
 
     @property
     def end_s(self) -> float:
@@ -51,16 +55,22 @@ class _Batch:
 
 
 class Ticket:
-    """The right to a prefill. Its owner calls `done` in the end, whatever happened; all calls are idempotent."""
+    """The right to a prefill. Its owner calls `done` in the end, whatever happened; all calls are idempotent.
 
-    __slots__ = ("_batch", "_pacer", "_timer", "job", "waited_s")
+    Once the first token has come, `began_s` is when the engine is believed to have come to the prefill, on the
+    pacer's clock, and `alone` whether no other prefill was in its steps: only then is its time that of its tokens.
+    """
 
-    def __init__(self, pacer: "Pacer", job: Prefill, waited_s: float) -> None:
+    __slots__ = ("_batch", "_pacer", "_timer", "alone", "began_s", "job", "waited_s")
+
+    def __init__(self, pacer: "Pacer", job: Prefill, waited_s: float, released_s: float) -> None:
         self._pacer = pacer
         self._batch: _Batch | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.job = job
         self.waited_s = waited_s
+        self.began_s = released_s
+        self.alone = True
 
     def first_token(self) -> None:
         """The prefill is over; the decode goes on beside the next one."""
@@ -154,7 +164,7 @@ class Pacer:
             self._background.abandoned.set()
         now_s = self._clock()
         if not self._enabled:
-            ticket = Ticket(self, job, 0.0)
+            ticket = Ticket(self, job, 0.0, now_s)
             self._launch([ticket], now_s)
             return ticket
         if len(self._queue) >= self._max_queued:
@@ -243,7 +253,7 @@ class Pacer:
             self._queue.remove(queued)
             turn = self._waiters.pop(queued)
             if not turn.done():
-                ticket = Ticket(self, queued.job, now_s - queued.entered_s)
+                ticket = Ticket(self, queued.job, now_s - queued.entered_s, now_s)
                 tickets.append(ticket)
                 turn.set_result(ticket)
         self._launch(tickets, now_s)
@@ -265,7 +275,13 @@ class Pacer:
         if not tickets:
             return
         seconds = batch_s([ticket.job for ticket in tickets], self._fixed_s())
-        batch = _Batch(seconds, now_s, set(tickets))
+        # What waits in the engine together is computed together, and so is what comes before the first step began.
+        beside = self._batches[1:] if self._enabled else list(self._batches)
+        if self._batches and now_s - self._batches[0].began_s < self._fixed_s():
+            beside = list(self._batches)
+        for other in beside:
+            other.shared = True
+        batch = _Batch(seconds, now_s, set(tickets), shared=len(tickets) > 1 or bool(beside))
         for ticket in tickets:
             ticket._batch = batch
         self._batches.append(batch)
@@ -281,6 +297,7 @@ class Pacer:
             return
         if still_decoding:
             self._decoding.add(ticket)
+        ticket.began_s, ticket.alone = batch.began_s, not batch.shared
         batch.tickets.discard(ticket)
         if not batch.tickets:
             was_first = batch is self._batches[0]

@@ -215,3 +215,49 @@ def test_a_request_that_the_engine_never_answers_holds_the_others_back_for_secon
         assert asyncio.get_running_loop().time() - started_s < 10
 
     in_virtual_time(main)
+
+
+def test_a_prefill_begins_when_the_one_before_it_is_over() -> None:
+    async def main() -> None:
+        pacer, loop = a_pacer(), asyncio.get_running_loop()
+        first = await pacer.enter(prefill(500))
+        second = await pacer.enter(prefill(600))
+        released_s = loop.time()
+        assert released_s == pytest.approx(SPEED.predict_s(500) - CPU_135M.fixed_s, abs=0.002)
+        await asyncio.sleep(0.1)
+        first.first_token()
+        await asyncio.sleep(0.5)
+        second.first_token()
+        assert (first.began_s, first.alone) == (0.0, True)
+        assert (second.began_s, second.alone) == (pytest.approx(released_s + 0.1), True)
+
+    in_virtual_time(main)
+
+
+def test_prefills_that_share_a_step_are_not_alone() -> None:
+    async def main() -> None:
+        pacer = a_pacer()
+        small = [asyncio.create_task(pacer.enter(prefill(20))) for _ in range(3)]
+        for task in small:
+            ticket = await task
+            ticket.first_token()
+            assert not ticket.alone
+        lone = await pacer.enter(prefill(20))
+        await asyncio.sleep(0.04)
+        lone.first_token()
+        assert lone.alone
+
+    in_virtual_time(main)
+
+
+def test_requests_released_into_the_same_step_one_after_the_other_are_not_alone() -> None:
+    async def main() -> None:
+        pacer = a_pacer()
+        first = await pacer.enter(prefill(20))
+        await asyncio.sleep(0.001)
+        second = await pacer.enter(prefill(20))
+        first.first_token()
+        second.first_token()
+        assert (first.alone, second.alone) == (False, False)
+
+    in_virtual_time(main)
