@@ -87,3 +87,13 @@ def test_prefix_smoke_computes_at_most_a_block_when_asked_again(tmp_path: Path, 
     status, output, figures = quick_run("prefix_smoke", tmp_path, "--engine-url", engine_url)
     assert_verdict("prefix_smoke", status, output, figures)
     assert figures["met"], output
+
+
+def test_predict_foretells_on_an_idle_engine_and_under_four_clients(tmp_path: Path, engine_url: str) -> None:
+    status, output, figures = quick_run("predict", tmp_path, "--engine-url", engine_url)
+    assert_verdict("predict", status, output, figures)
+    calibration, idle, at_once = figures["tables"]
+    assert calibration["rows"][0][calibration["columns"].index("requests")] >= 10
+    assert idle["rows"][0][0] == "ours, learning"
+    assert len(idle["rows"]) == 3
+    assert len(at_once["rows"]) == 4
