@@ -1,6 +1,7 @@
 """The whole gateway in this process, on a thread and a uvloop loop of its own, as `headstart serve` runs it."""
 
 import asyncio
+import math
 import re
 import socket
 import threading
@@ -63,6 +64,14 @@ class RunningGateway:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{name} is {seen:g} after {timeout_s:g} s, not {value:g}")
             await asyncio.sleep(0.01)
+
+    async def until_calibrated(self, timeout_s: float = 60.0) -> None:
+        """Waits until the engine's prefill and decode speed are known. Raises TimeoutError."""
+        deadline = time.monotonic() + timeout_s
+        while math.isnan(await self.metric("headstart_decode_token_seconds")):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the engine is not calibrated after {timeout_s:g} s")
+            await asyncio.sleep(0.05)
 
     async def make_store(self, name: str, files: Mapping[str, str | bytes], key: str = "none") -> str:
         """Id of a new vector store that holds the files, ingested. Raises RuntimeError when one cannot be."""

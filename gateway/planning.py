@@ -32,7 +32,8 @@ def plan_prompt(
     if aside and (speed := outlooks[0].speed if outlooks else None) is not None:
         clock = replace(clock, spent_s=clock.spent_s + speed.prefill.per_token_s * aside)
     try:
-        plan = serving.planner.plan(conversation.transcript, rendered_by(serving.renderer, candidates), limits)
+        rendered = rendered_by(serving.renderer, candidates)
+        plan = serving.planner.plan(conversation.transcript, rendered, limits, outlooks, clock)
     except QuestionTooLong as error:
         message = str(error)
         if aside:
