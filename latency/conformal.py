@@ -67,7 +67,7 @@ class ErrorWindow:
             return ()
         predicted = np.array([error.predicted_s for error in self._errors])
         ratios = np.array([error.ratio for error in self._errors])
-        edges = sorted({float(np.quantile(predicted, k / classes)) for k in range(1, classes)})
+        edges = np.unique(np.quantile(predicted, np.arange(1, classes) / classes)).tolist()
         found: list[SizeFactor] = []
         above = -math.inf
         for edge in [*edges, math.inf]:
