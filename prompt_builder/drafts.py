@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from prompt_builder.choice import against_standing, ordered
-from prompt_builder.evidence import evidence_lines, most_tokens
+from prompt_builder.evidence import SentenceMemo, evidence_lines, most_tokens
 from prompt_builder.knapsack import Form
 from prompt_builder.material import Front, Material, Measured
 from prompt_builder.types import ChunkOrder, Dropped, Plan, PromptChunk, Tokenizer, TurnContext
@@ -46,11 +46,14 @@ class Draft:
 class Drafts:
     """Makes the drafts of one request; evidence for the same chunks is looked for once."""
 
-    def __init__(self, material: Material, bare: Plan, layout: Layout, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, material: Material, bare: Plan, layout: Layout, tokenizer: Tokenizer, memo: SentenceMemo
+    ) -> None:
         self.material = material
         self.bare = bare
         self.layout = layout
         self._tokenizer = tokenizer
+        self._memo = memo
         self.evidence_tokens = most_tokens(layout.evidence_lines, tokenizer.count)
         self._evidence: dict[frozenset[str], str] = {}
 
@@ -73,7 +76,11 @@ class Drafts:
         key = frozenset(chunk.label for chunk in looked_at)
         if key not in self._evidence:
             self._evidence[key] = evidence_lines(
-                self.bare.question, looked_at, lines=self.layout.evidence_lines, count=self._tokenizer.count
+                self.bare.question,
+                looked_at,
+                lines=self.layout.evidence_lines,
+                count=self._tokenizer.count,
+                memo=self._memo,
             )
         return self._evidence[key]
 

@@ -2,9 +2,10 @@
 
 import math
 import re
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 from prompt_builder.labels import EVIDENCE_MARK, as_data
 from prompt_builder.sentences import sentences, terms_of
@@ -14,6 +15,33 @@ TOKEN_BUDGET = 60
 LENGTH_WEIGHT = 2.0
 RELEVANCE_WEIGHT = 0.5
 LEAST_QUOTE_TOKENS = 10
+
+
+MEMO_BODIES = 1024
+
+# The sentences of a text with their terms.
+Split = tuple[tuple[str, frozenset[str]], ...]
+
+
+class SentenceMemo:
+    """The sentences of the MEMO_BODIES chunks last used. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Split] = OrderedDict()
+        self._lock = Lock()
+
+    def of(self, body: str) -> Split:
+        with self._lock:
+            kept = self._kept.get(body)
+            if kept is not None:
+                self._kept.move_to_end(body)
+                return kept
+        made = _split(body)
+        with self._lock:
+            self._kept[body] = made
+            while len(self._kept) > MEMO_BODIES:
+                self._kept.popitem(last=False)
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +60,7 @@ def evidence_lines(
     lines: int,
     count: Callable[[str], int],
     token_budget: int = TOKEN_BUDGET,
+    memo: "SentenceMemo | None" = None,
 ) -> str:
     """At most `lines` sentences over all chunks, most relevant last; empty when none shares a word.
 
@@ -42,7 +71,12 @@ def evidence_lines(
     wanted = terms_of(question)
     if lines <= 0 or not wanted:
         return ""
-    found = [sentence for chunk in chunks for sentence in _sentences_of(chunk)]
+    split = _split if memo is None else memo.of
+    found = [
+        _Sentence(text, chunk.label, terms, chunk.relevance, (chunk.label, place))
+        for chunk in chunks
+        for place, (text, terms) in enumerate(split(chunk.body))
+    ]
     scores = _scores(wanted, found)
     ranked = sorted(
         (place for place, score in enumerate(scores) if score > 0),
@@ -71,11 +105,8 @@ def most_tokens(lines: int, count: Callable[[str], int], token_budget: int = TOK
     return token_budget + count(f"{EVIDENCE_MARK}\n\n") + lines * (count("[k0a1b] “”\n") + 4)
 
 
-def _sentences_of(chunk: PromptChunk) -> list[_Sentence]:
-    return [
-        _Sentence(text, chunk.label, terms_of(text), chunk.relevance, (chunk.label, place))
-        for place, text in enumerate(sentences(as_data(chunk.body)))
-    ]
+def _split(body: str) -> Split:
+    return tuple((text, terms_of(text)) for text in sentences(as_data(body)))
 
 
 def _scores(wanted: frozenset[str], found: Sequence[_Sentence]) -> list[float]:

@@ -8,6 +8,7 @@ from prompt_builder.alternatives import alternatives
 from prompt_builder.budget import Filled, Filling
 from prompt_builder.choice import distinct
 from prompt_builder.drafts import Drafts, Layout, whole_forms
+from prompt_builder.evidence import SentenceMemo
 from prompt_builder.extracts import Extracts
 from prompt_builder.forecast import Means
 from prompt_builder.layout import block_tokens, blocks_of, for_template, scaffold_tokens
@@ -71,6 +72,7 @@ class Planner:
         self._layout = Layout(chunk_order, pin_last, evidence_lines)
         self._frames = Frames(tokenizer, template)
         self._extracts = Extracts(tokenizer)
+        self._sentences = SentenceMemo()
 
     def plan(
         self,
@@ -143,7 +145,7 @@ class Planner:
             instructed=limits.instructed,
         )
         material = Material(self._tokenizer, self._template, self._frames, self._instructions, transcript, bare)
-        drafts = Drafts(material, bare, self._layout_for(limits), self._tokenizer)
+        drafts = Drafts(material, bare, self._layout_for(limits), self._tokenizer, self._sentences)
         room = None if limits.window_tokens is None else Room.of(limits, limits.window_tokens)
         rendering: Rendering = "kept" if self._rendering == "kept" else "stripped"
         means = [Means(outlook, outlook.speed, clock) for outlook in outlooks if outlook.speed is not None]
