@@ -26,6 +26,7 @@ from gateway.tuning.statistics import Summary
 from gateway.tuning.sweep import Order, Outcome, sweep
 
 INTERRUPTED = 130
+JOURNAL = ".measured.jsonl"
 TOP_KS = "3,5,8"
 BUDGETS = "0,1000"
 
@@ -82,6 +83,8 @@ def tune(
     stem = output if output is not None else Path("tune-" + _UNFIT.sub("_", store)[:100])
     if not stem.parent.is_dir():
         raise CliError(f"--output: no folder '{stem.parent}'.", USAGE)
+    if questions.resolve() in {_beside(stem, extension).resolve() for extension in (".json", ".html", JOURNAL)}:
+        raise CliError(f"--output: '{stem}' would overwrite the questions.", USAGE)
     order = Order(
         questions=asked,
         places=_places(len(asked), limit),
@@ -91,7 +94,7 @@ def tune(
         model=model,
         max_tokens=max_tokens,
         wishes=Wishes(within=within / 100),
-        journal=_beside(stem, ".jsonl"),
+        journal=_beside(stem, JOURNAL),
         fresh=fresh,
     )
     console = out()

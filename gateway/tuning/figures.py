@@ -10,6 +10,8 @@ Figure = dict[str, Any]
 
 _MARKED = "#c2410c"
 _PLAIN = "#2563eb"
+# Settings from top to bottom as in the table, however long their names.
+_NAMES = {"automargin": True, "autorange": "reversed", "type": "category"}
 _MOST_LINES = 24  # more lines are not told apart
 
 
@@ -36,23 +38,22 @@ def _quality_over_ttft(told: Results) -> Figure:
     data = [
         {
             "type": "scatter",
-            "mode": "markers+text",
-            "x": [summary.ttft_p95_ms for summary, _ in points],
-            "y": [quality for _, quality in points],
-            "text": [summary.setting.name for summary, _ in points],
-            "textposition": "top center",
-            "cliponaxis": False,
-            "marker": {"size": 11, "color": [_colour(summary, told) for summary, _ in points]},
-            "hovertemplate": "%{text}<br>p95 %{x:.0f} ms, %{y:.1%}<extra></extra>",
+            "mode": "markers",
+            "name": summary.setting.name,
+            "x": [summary.ttft_p95_ms],
+            "y": [quality],
+            "marker": {"size": 20, "symbol": "star"} if _chosen(summary, told) else {"size": 12},
+            "hovertemplate": "p95 %{x:.0f} ms, %{y:.1%}<extra>%{fullData.name}</extra>",
         }
+        for summary, quality in points
     ]
     what = "recall of the known documents" if by_recall else "answer words found"
     return _figure(
-        "What a longer wait buys",
-        data if points else [],
+        "What a longer wait buys (the star is recommended)",
+        data,
         xaxis={"title": {"text": "p95 TTFT, ms"}, "rangemode": "tozero"},
         yaxis={"title": {"text": what}, "tickformat": ".0%"},
-        showlegend=False,
+        showlegend=True,
     )
 
 
@@ -75,7 +76,7 @@ def _distribution(told: Results, summaries: Sequence[Summary], title: str) -> Fi
     return _figure(
         title,
         data,
-        xaxis={"title": {"text": "TTFT, ms"}, "type": "log"},
+        xaxis={"title": {"text": "TTFT, ms"}, "type": "log", "dtick": "D2", "tickformat": ",.0f"},
         yaxis={"title": {"text": "requests within"}, "tickformat": ".0%", "range": [0, 1.01]},
     )
 
@@ -84,23 +85,32 @@ def _budgets(summaries: Sequence[Summary]) -> Figure:
     held = [summary for summary in summaries if summary.attainment is not None]
     names = [summary.setting.name for summary in held]
     data: list[dict[str, Any]] = [
-        {"type": "bar", "name": "kept", "x": names, "y": [summary.attainment for summary in held]},
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": "kept",
+            "y": names,
+            "x": [summary.attainment for summary in held],
+            "marker": {"color": _PLAIN},
+        },
         {
             "type": "scatter",
             "mode": "markers",
             "name": "goodput per second",
-            "x": names,
-            "y": [summary.goodput_per_s for summary in held],
-            "yaxis": "y2",
-            "marker": {"size": 11, "color": _MARKED},
+            "y": names,
+            "x": [summary.goodput_per_s for summary in held],
+            "xaxis": "x2",
+            "marker": {"size": 12, "color": _MARKED},
         },
     ]
     return _figure(
         "Budgets kept, and answers within them per second",
         data,
-        yaxis={"title": {"text": "kept"}, "tickformat": ".0%", "range": [0, 1.01]},
-        yaxis2={"title": {"text": "per second"}, "overlaying": "y", "side": "right", "rangemode": "tozero"},
-        legend={"orientation": "h", "y": 1.12},
+        xaxis={"title": {"text": "kept; upper scale: goodput per second"}, "tickformat": ".0%", "range": [0, 1.01]},
+        xaxis2={"overlaying": "x", "side": "top", "rangemode": "tozero", "showgrid": False},
+        yaxis=_NAMES,
+        margin={"t": 100, "r": 60},
+        legend={"orientation": "h", "y": -0.2},
     )
 
 
@@ -109,16 +119,18 @@ def _words(summaries: Sequence[Summary], told: Results, title: str) -> Figure:
     data = [
         {
             "type": "bar",
-            "x": [summary.setting.name for summary in known],
-            "y": [summary.words for summary in known],
+            "orientation": "h",
+            "y": [summary.setting.name for summary in known],
+            "x": [summary.words for summary in known],
             "marker": {"color": [_colour(summary, told) for summary in known]},
-            "error_y": {"type": "data", "array": [summary.words_error for summary in known]},
+            "error_x": {"type": "data", "array": [summary.words_error for summary in known]},
         }
     ]
     return _figure(
         f"{title} (bars: one standard error)",
         data if known else [],
-        yaxis={"title": {"text": "share"}, "tickformat": ".0%", "rangemode": "tozero"},
+        xaxis={"title": {"text": "share"}, "tickformat": ".0%", "rangemode": "tozero"},
+        yaxis=_NAMES,
         showlegend=False,
     )
 

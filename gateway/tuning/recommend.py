@@ -108,17 +108,16 @@ def _not_worse_in_words(close: list[Summary], settings: Sequence[Setting], done:
 
 def _why(chosen: Summary, best: Summary, worded: Sequence[Summary], wishes: Wishes) -> str:
     what = "recall" if chosen.recall is not None else "share of answer words"
-    ttft = f"its p95 TTFT of {chosen.ttft_p95_ms or 0:,.0f} ms"
+    ttft_ms = f"{chosen.ttft_p95_ms or 0:,.0f} ms"
+    margin = f"{100 * wishes.within:g} point" + ("" if wishes.within == 0.01 else "s")
+    said = f"Its {what} of {_quality(chosen) or 0:.1%} is "
     if chosen is best:
-        said = f"Its {what} of {_quality(chosen) or 0:.1%} is the best"
+        said += "the best"
     else:
-        said = (
-            f"Its {what} of {_quality(chosen) or 0:.1%} is within {100 * wishes.within:g} points of the best "
-            f"({_quality(best) or 0:.1%} with {best.setting.name})"
-        )
+        said += f"within {margin} of the best ({_quality(best) or 0:.1%} with {best.setting.name})"
     if len(worded) == 1:
-        return f"{said}, and no other comes within {100 * wishes.within:g} points of it; {ttft}."
-    return f"{said}, and {ttft} is the smallest of the {len(worded)} settings of which that can be said."
+        return f"{said}, and no other is within {margin} of the best; its p95 TTFT is {ttft_ms}."
+    return f"{said}, and its p95 TTFT of {ttft_ms} is the smallest of the {len(worded)} settings like that."
 
 
 def _quality(summary: Summary) -> float | None:
