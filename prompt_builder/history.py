@@ -141,12 +141,13 @@ def summary_of(
 
     `prose` (the engine's summary) comes first, cut between sentences to its share. Then whole sentences of the
     messages and of the `earlier` summary, in order, each with its speaker: what a user stated before what was
-    answered, numbers and names first, nothing that is said already.
+    answered, numbers and names first, nothing twice. What the prose says counts for nothing here: a small model
+    gets facts wrong, and its words are replaced at the next fold.
     """
     said = _cut(prose, int(most_tokens * PROSE_SHARE), count) if prose else []
-    known = terms_of(" ".join(said))
-    facts = _facts_of(" ".join(said))
-    lines = _lines(folded, earlier)
+    known: frozenset[str] = frozenset()
+    facts: frozenset[str] = frozenset()
+    lines = _lines(folded, earlier, with_prose=not said)
     left = most_tokens - count("\n".join(said)) - 1
     taken: list[_Line] = []
     # Scored anew after each choice: a fact counts once.
@@ -166,10 +167,13 @@ def summary_of(
     return "\n".join([*([" ".join(said)] if said else []), *(line.shown for line in taken)])
 
 
-def _lines(folded: Sequence[PastMessage], earlier: str) -> list[_Line]:
+def _lines(folded: Sequence[PastMessage], earlier: str, *, with_prose: bool) -> list[_Line]:
+    """`with_prose`: also the prose of the earlier summary, which new prose takes the place of."""
     found: list[tuple[str, str]] = []
     for line in earlier.splitlines():
         match = _LINE.fullmatch(line.strip())
+        if match is None and not with_prose:
+            continue
         speaker, text = match.groups() if match else ("Assistant", line)
         found.extend((speaker, sentence) for sentence in sentences(text))
     for message in folded:

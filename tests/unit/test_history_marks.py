@@ -155,6 +155,16 @@ def test_the_engines_words_come_first_and_are_completed() -> None:
     assert words(summary) <= 60
 
 
+def test_prose_gives_way_to_new_prose_and_facts_do_not() -> None:
+    """Also where the first prose told a fact: what comes after it may not."""
+    first = summary_of(chat(FACTS[2]), "", most_tokens=60, count=words, prose=f"{FACTS[2]} They met.")
+    second = summary_of(chat(FACTS[0]), first, most_tokens=60, count=words, prose="They talked about old sails.")
+    assert "They met." not in second
+    assert [fact in second for fact in (FACTS[0], FACTS[2])] == [True, True]
+    extracted = summary_of(chat(FACTS[0]), "They like boats from 1950.", most_tokens=60, count=words)
+    assert "boats from 1950" in extracted
+
+
 @given(
     st.lists(st.text(alphabet="abcA 1.?\n:[]我👍", max_size=200), max_size=12),
     st.integers(1, 80),
