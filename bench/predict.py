@@ -26,7 +26,7 @@ from bench.real_engine import LIMITS, EngineUnusable, RealEngine, bench_main, re
 from bench.report import Options, Report
 from cache.residency import Residency
 from gateway.backends.vllm import EngineSession, VllmBackend
-from gateway.calibration import Calibration, Probe, fit_errors, usage_in
+from gateway.calibration import Calibration, Probe, fit_errors, is_noisy, usage_in
 from gateway.calibration_steps import Bounds
 from gateway.pacing import Pacer, Prefill
 from gateway.runs import Run, Work
@@ -49,7 +49,6 @@ QUICK_UNCACHED = (32, 256)
 UNCACHED_ONLY = 0.25
 IDS = (1_000, 30_000)
 PROGRESS_S = 20.0
-TOGETHER_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,8 @@ class Outcome:
     """Predictions beside what happened, seconds; tokens as predicted and as the engine said.
 
     `on_arrival_s` is the whole TTFT with the wait in the queue, `on_release_s` the engine's part, foretold when it
-    was sent. `frozen_s` and `rate_s` are the baselines' whole.
+    was sent, beside `engine_s`. `frozen_s` and `rate_s` are the baselines' whole. `alone`: no other prefill was in
+    its steps.
     """
 
     uncached_tokens: int
@@ -78,7 +78,22 @@ class Outcome:
     rate_s: float
     ttft_s: float
     engine_s: float
-    released_s: float
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """`first_s` on the monotonic clock; `engine_s` from when the engine came to the prefill to its first token.
+
+    `cached_tokens` and `foreseen_s` are predictions of the moment of sending.
+    """
+
+    cached_tokens: int
+    foreseen_s: float
+    usage: EngineUsage
+    first_s: float
+    engine_s: float
+    alone: bool
 
 
 class Rig:
@@ -117,8 +132,8 @@ class Rig:
         if len(base) - self.cached_now(base) > 2 * self.residency.block_size:
             await self.send(base, forecast=None)
 
-    async def send(self, ids: tuple[int, ...], forecast: Forecast | None) -> tuple[Run, EngineUsage, float, float]:
-        """(run, usage, when it was released, when its first token came), through pacer and run as in the gateway."""
+    async def send(self, ids: tuple[int, ...], forecast: Forecast | None) -> Answered:
+        """Through pacer and run as in the gateway."""
         job = Prefill(
             uncached_tokens=forecast.uncached_tokens if forecast else len(ids),
             cached_tokens=forecast.cached_tokens if forecast else 0,
@@ -128,7 +143,9 @@ class Rig:
         ticket = await self.pacer.enter(job)
         work = Work(len(ids), ids, (), forecast, None)
         run = Run(work, ticket, self.residency, self.speed, salt=self.salt, decoding=self.pacer.decoding)
-        released_s = time.monotonic()
+        cached = run.cached_tokens or 0
+        estimate = self.speed.estimate
+        foreseen_s = math.nan if estimate is None else estimate.predict_s(len(ids) - cached, cached)
         try:
             stream = await self._backend.stream(self._payload(ids))
             run.first_token()
@@ -142,31 +159,27 @@ class Rig:
             run.answered(usage)
         finally:
             run.close()
-        return run, usage, released_s, first_s
+        return Answered(cached, foreseen_s, usage, first_s, first_s - ticket.began_s, ticket.alone)
 
     async def ask(self, ask: Ask) -> Outcome:
         ids = self.prompt(ask)
         arrived_s = time.monotonic()
         forecast = self._forecast(ids)
-        run, usage, released_s, first_s = await self.send(ids, forecast)
-        estimate, frozen = self.speed.estimate, self.frozen
-        assert estimate is not None
+        answered = await self.send(ids, forecast)
+        frozen = self.frozen
         assert frozen is not None
-        cached = run.cached_tokens or 0
-        uncached = len(ids) - cached
-        # What the engine kept it waiting for others is not its own part.
-        engine_s = first_s - released_s - (usage.queue_ms or 0.0) / 1000
+        uncached = len(ids) - answered.cached_tokens
         return Outcome(
             uncached_tokens=uncached,
-            cached_tokens=cached,
-            reported_cached_tokens=usage.cached_tokens,
+            cached_tokens=answered.cached_tokens,
+            reported_cached_tokens=answered.usage.cached_tokens,
             on_arrival_s=forecast.queue_s + forecast.prefill_s,
-            on_release_s=estimate.predict_s(uncached, cached),
+            on_release_s=answered.foreseen_s,
             frozen_s=forecast.queue_s + frozen.predict_s(forecast.uncached_tokens, forecast.cached_tokens),
             rate_s=forecast.queue_s + self.rate_s * forecast.uncached_tokens,
-            ttft_s=first_s - arrived_s,
-            engine_s=engine_s,
-            released_s=released_s,
+            ttft_s=answered.first_s - arrived_s,
+            engine_s=answered.engine_s,
+            alone=answered.alone,
         )
 
     def _forecast(self, ids: tuple[int, ...]) -> Forecast:
@@ -240,6 +253,8 @@ async def _calibrate(
     rig.rate_s = sum(sample.ttft_s for sample in cold) / sum(sample.uncached_tokens for sample in cold)
     errors = np.array(fit_errors(rig.frozen.prefill, calibration.samples))
     model = rig.frozen.prefill
+    if is_noisy(model, calibration.samples):
+        report.note("The engine was not idle during the calibration: these are figures of a busy machine.")
     report.table(
         "Calibration",
         ("requests", "seconds", "a ms", "b ms", "g µs", "mean error %", "max error %", "plain rate ms/token"),
@@ -316,7 +331,7 @@ def _judge(report: Report, idle: Sequence[Outcome], at_once: Sequence[Outcome]) 
     exact = sum(outcome.cached_tokens == outcome.reported_cached_tokens for outcome in (*idle, *at_once))
     report.note(f"cached tokens foretold exactly: {exact} of {len(idle) + len(at_once)}")
     total = _row("ours, whole TTFT on arrival", [(o.on_arrival_s, o.ttft_s) for o in at_once])
-    alone = [outcome for outcome in at_once if _alone(outcome, at_once)]
+    alone = [outcome for outcome in at_once if outcome.alone]
     report.table(
         f"{CLIENTS} clients at once, paced, {len(at_once)} requests",
         COLUMNS,
@@ -327,15 +342,10 @@ def _judge(report: Report, idle: Sequence[Outcome], at_once: Sequence[Outcome]) 
             _row("plain rate, whole TTFT on arrival", [(o.rate_s, o.ttft_s) for o in at_once]).cells,
         ],
     )
-    report.note(f"{len(at_once) - len(alone)} requests were released together with others and share their time")
+    report.note(f"{len(at_once) - len(alone)} requests were released beside others and share their steps")
     report.at_most("idle mean error %", ours.mean_percent, 4.0)
     report.at_most("idle p95 error %", ours.p95_percent, 10.0)
     report.at_most(f"{CLIENTS} clients, whole TTFT on arrival, mean error %", total.mean_percent, 10.0)
-
-
-def _alone(outcome: Outcome, others: Sequence[Outcome]) -> bool:
-    together = sum(abs(outcome.released_s - other.released_s) < TOGETHER_S for other in others)
-    return together == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,8 +359,9 @@ class Row:
     ratio: float
 
     @property
-    def cells(self) -> tuple[str | int | float, ...]:
-        return self.name, self.requests, self.mean_percent, self.p95_percent, self.ratio
+    def cells(self) -> tuple[str | int | float | None, ...]:
+        figures = (self.mean_percent, self.p95_percent, self.ratio)
+        return self.name, self.requests, *(figures if self.requests else (None, None, None))
 
 
 def _row(name: str, pairs: Sequence[tuple[float, float]]) -> Row:

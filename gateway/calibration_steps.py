@@ -10,7 +10,11 @@ FIRST_TOKENS = 32
 GROWTH = 3
 LONG_ENOUGH_S = 0.8
 """A prefill of this length shows the time per token well above the noise; nothing longer is needed."""
-LONGEST_S = 2.0
+LONGEST_S = 1.5
+"""What a prompt of the ladder is meant to take at most."""
+GROWTH_OF_TIME = 1.3
+"""Time grows with length to this power or less: attention is a part of it."""
+SUSPECT_FACTOR = 2.5
 SUSPECT_S = 0.2
 """The shortest prompt is sent again when it took longer: a slow engine, or one that others used."""
 MOST_UNCACHED = 16_384
@@ -101,7 +105,7 @@ def next_step(done: Sequence[Sample], bounds: Bounds, error: float | None) -> St
     link = max(int(_CHAIN_SHARE * longest) // bounds.block_tokens, 1) * bounds.block_tokens
     # Room for a probe on top of the chain.
     fitting = min(_CHAIN_LINKS, (bounds.window_tokens - longest // 2 - FIRST_TOKENS) // link)
-    if reused and len(links) < fitting:
+    if reused and len(links) < fitting and not any(sample.ttft_s > LONGEST_S for sample in links):
         return Step("chain", len(links) * link, link)
     chain = len(links) * link if reused else 0
     probes = [(share, depth) for share, depth in (*_PROBES, *_MORE) if chain or not depth]
@@ -127,15 +131,15 @@ def _next_cold(cold: Sequence[Sample], bounds: Bounds) -> int | None:
     last_tokens = cold[-1].uncached_tokens
     ttft_s, tries = _best(cold, last_tokens)
     shorter = [sample.uncached_tokens for sample in cold if sample.uncached_tokens < last_tokens]
-    expected_s = SUSPECT_S / 2
+    expected_s = SUSPECT_S / SUSPECT_FACTOR
     if shorter:
-        expected_s = _best(cold, max(shorter))[0] * _longer(last_tokens / max(shorter))
-    if tries == 1 and ttft_s > 2 * expected_s:
+        expected_s = _best(cold, max(shorter))[0] * last_tokens / max(shorter)
+    if tries == 1 and ttft_s > SUSPECT_FACTOR * expected_s:
         return last_tokens
     size = min(last_tokens * GROWTH, most)
-    foreseen_s = ttft_s * _longer(size / last_tokens)
+    foreseen_s = ttft_s * (size / last_tokens) ** GROWTH_OF_TIME
     if foreseen_s > LONGEST_S:
-        size = int(size * LONGEST_S / foreseen_s)
+        size = int(size * (LONGEST_S / foreseen_s) ** (1 / GROWTH_OF_TIME))
     if ttft_s >= LONG_ENOUGH_S or size < 1.5 * last_tokens:
         return None
     return size
@@ -145,8 +149,3 @@ def _best(cold: Sequence[Sample], tokens: int) -> tuple[float, int]:
     """(least seconds, tries) of prompts of so many tokens."""
     times = [sample.ttft_s for sample in cold if sample.uncached_tokens == tokens]
     return min(times), len(times)
-
-
-def _longer(ratio: float) -> float:
-    """Time grows a little faster than length."""
-    return 1.15 * ratio
