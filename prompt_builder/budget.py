@@ -33,8 +33,18 @@ class Filled:
 
 
 @dataclass(frozen=True, slots=True)
+class _Packed:
+    """Forms that keep the budget, those labelled `first` before the others; `quotes`: with room for evidence."""
+
+    forms: tuple[Form, ...]
+    first: tuple[str, ...]
+    filled: Filled
+    quotes: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Space:
-    """Room in tokens behind a beginning of which `first` chunks are resident already."""
+    """Room in tokens behind a beginning of which the chunks of `first` are resident already."""
 
     first: tuple[Form, ...]
     room: int
@@ -49,131 +59,50 @@ class Filling:
     def __init__(self, drafts: Drafts, extracts: Extracts, wholes: Sequence[Form], most_chunks: int) -> None:
         self._drafts = drafts
         self._extracts = extracts
-        self._ranked = [form.chunk for form in wholes]
-        self._wholes = wholes
-        self._most = most_chunks
+        self.wholes = wholes
+        self.most_chunks = most_chunks
         self._forms: list[tuple[Form, ...]] | None = None
-
-    def everything(self, front: Front, means: Means) -> Filled:
-        """The most relevant chunks whole, with evidence."""
-        return self.filled(front, means, self._wholes[: self._most], evidence=True)
 
     def fill(self, front: Front, means: Means, most_tokens: int) -> Filled:
         """The draft with the most relevance that keeps the budget in a prompt of at most `most_tokens`.
 
         Not less than the best run of whole chunks in order of relevance that fits. Without any chunk where none fits.
         """
-        best = self.everything(front, means)
-        if _fits(best, most_tokens):
-            return best
-        best = self._best_run(front, means, most_tokens)
-        forms = self.forms_beside(front)
-        for space in self._spaces(front, means, most_tokens):
-            taken = {form.chunk.label for form in space.first}
-            rest = [() if chunk.label in taken else group for chunk, group in zip(self._ranked, forms, strict=True)]
-            packed = Knapsack(rest, space.room, self._most - len(space.first))
-            best = self._better(best, front, means, most_tokens, space, packed)
-        return best
+        best = self._run(front, means, most_tokens)
+        if len(best.forms) < min(self.most_chunks, len(self.wholes)) or not best.quotes:
+            forms = self.forms_beside(front)
+            for space in self._spaces(front, means, most_tokens, forms):
+                best = self._better(best, self._packed(front, means, most_tokens, space, forms))
+        if best.quotes and best.forms:
+            quoted = self.filled(front, means, best.forms, evidence=True, first=best.first)
+            if _fits(quoted, most_tokens):
+                return quoted
+        return best.filled
 
     def least(self, front: Front, means: Means) -> Filled:
         """Without chunks; or with the one extract that is worth its time in a prompt that is late anyway."""
-        bare = self.filled(front, means, (), evidence=False)
+        bare = self.filled(front, means, ())
         if bare.forecast.fits:
             return bare
         most_s = bare.forecast.ttft_s * (1 + LATE_SHARE)
         extracts = [form for group in self.forms_beside(front) for form in group if form.value > 0]
         for form in sorted(extracts, key=lambda form: (-form.value, form.tokens, form.chunk.label)):
-            filled = self.filled(front, means, [form], evidence=False)
-            if filled.forecast.ttft_s <= most_s:
-                return filled
+            cached, uncached = bare.forecast.cached_tokens, bare.forecast.uncached_tokens
+            if means.forecast(uncached + form.tokens, cached).ttft_s <= most_s:
+                return self.filled(front, means, [form])
         return bare
-
-    @property
-    def most_chunks(self) -> int:
-        return self._most
-
-    @property
-    def wholes(self) -> Sequence[Form]:
-        return self._wholes
-
-    def forms(self) -> list[tuple[Form, ...]]:
-        if self._forms is None:
-            self._forms = self._extracts.forms(self._drafts.bare.question, self._ranked)
-        return self._forms
-
-    def _better(
-        self, best: Filled, front: Front, means: Means, most_tokens: int, space: _Space, packed: Knapsack
-    ) -> Filled:
-        """The knapsack's choice where it beats `best`; with evidence where that costs little."""
-        first = [form.chunk.label for form in space.first]
-        room = space.room
-        while room >= 0:
-            chosen = [*space.first, *(form for form in packed.choice(room) if form is not None)]
-            filled = self.filled(front, means, chosen, evidence=False, first=first)
-            if _fits(filled, most_tokens):
-                break
-            # Tokens of a line of references are those of its parts or fewer, on all tokenizers but odd ones.
-            room -= max(1, room // 8)
-        else:
-            return best
-        least = max(best.draft.relevance, (1 - EVIDENCE_SHARE) * filled.draft.relevance)
-        beside = [*space.first, *(f for f in packed.choice(room - self._drafts.evidence_tokens) if f is not None)]
-        if any(form.chunk.form == "whole" for form in beside) and sum(form.value for form in beside) >= least - _TIES:
-            quoted = self.filled(front, means, beside, evidence=True, first=first)
-            if quoted.draft.evidence and _fits(quoted, most_tokens):
-                filled = quoted
-        quotes = (bool(best.draft.evidence), bool(filled.draft.evidence))
-        gained = filled.draft.relevance - best.draft.relevance
-        if quotes == (True, False):
-            gained -= EVIDENCE_SHARE * filled.draft.relevance
-        return filled if gained > _TIES or (gained > -_TIES and quotes == (False, True)) else best
-
-    def _best_run(self, front: Front, means: Means, most_tokens: int) -> Filled:
-        """The longest run of whole chunks, most relevant first, that fits; with evidence where that fits too."""
-        best = self.filled(front, means, (), evidence=False)
-        for count in range(1, min(self._most, len(self._wholes)) + 1):
-            filled = self.filled(front, means, self._wholes[:count], evidence=False)
-            if not _fits(filled, most_tokens):
-                break
-            best = filled
-        if best.draft.shown:
-            quoted = self.filled(front, means, self._wholes[: len(best.draft.shown)], evidence=True)
-            if _fits(quoted, most_tokens):
-                return quoted
-        return best
-
-    def _spaces(self, front: Front, means: Means, most_tokens: int) -> list[_Space]:
-        """Behind the front; and behind the chunks that continue it in the replica's cache, which cost nothing."""
-        start = means.prefix(front)
-        spaces = [self._space(front, means, start, (), most_tokens)]
-        if isinstance(start, ResidentPrefix):
-            standing = standing_texts(front.past)
-            pieces = [() if form.chunk.label in standing else form.chunk.rendered.token_ids for form in self._wholes]
-            paths = {resident_path(start, pieces)[: self._most], resident_path(start, pieces[: self._most])}
-            for path in sorted(path for path in paths if path):
-                prefix: Prefix = start
-                for place in path:
-                    prefix = prefix.extended(pieces[place])
-                first = tuple(self._wholes[place] for place in path)
-                spaces.append(self._space(front, means, prefix, first, most_tokens))
-        return [space for space in spaces if space.room >= 0]
-
-    def _space(self, front: Front, means: Means, prefix: Prefix, first: tuple[Form, ...], most_tokens: int) -> _Space:
-        cached = prefix.resident_tokens
-        material = self._drafts.material
-        closing = len(front.closing or ()) + material.asked_tokens
-        if any(message.context is not None for message in front.past):
-            closing += material.reference_line_tokens()
-        in_time = means.most_uncached(cached) - (prefix.tokens - cached) - closing
-        in_window = most_tokens - prefix.tokens - closing
-        every = sum(max((form.tokens for form in group), default=0) for group in self.forms_beside(front))
-        return _Space(first, min(in_time, in_window, every + self._drafts.evidence_tokens))
 
     def forms_beside(self, front: Front) -> list[tuple[Form, ...]]:
         """A chunk that stands in the past costs its name in a line; one whose label means another chunk is absent."""
+        if self._forms is None:
+            chunks = [form.chunk for form in self.wholes]
+            self._forms = self._extracts.forms(self._drafts.bare.question, chunks)
         standing = standing_texts(front.past)
+        if not standing:
+            return self._forms
         groups: list[tuple[Form, ...]] = []
-        for chunk, whole, group in zip(self._ranked, self._wholes, self.forms(), strict=True):
+        for whole, group in zip(self.wholes, self._forms, strict=True):
+            chunk = whole.chunk
             there = standing.get(chunk.label)
             if there is None:
                 groups.append(group)
@@ -184,11 +113,112 @@ class Filling:
         return groups
 
     def filled(
-        self, front: Front, means: Means, forms: Sequence[Form], *, evidence: bool, first: Sequence[str] = ()
+        self,
+        front: Front,
+        means: Means,
+        forms: Sequence[Form],
+        *,
+        evidence: bool = False,
+        first: Sequence[str] = (),
     ) -> Filled:
         draft = self._drafts.draft(front, forms, evidence=evidence, first=first)
         return Filled(draft, means.foresee(front, draft.tail.ids))
 
+    def _run(self, front: Front, means: Means, most_tokens: int) -> _Packed:
+        """The longest run of whole chunks, most relevant first, that fits."""
+        for count in range(min(self.most_chunks, len(self.wholes)), 0, -1):
+            forms = tuple(self.wholes[:count])
+            filled = self.filled(front, means, forms)
+            if _fits(filled, most_tokens):
+                return _Packed(forms, (), filled, self._leaves_room(filled, means, most_tokens))
+        return _Packed((), (), self.filled(front, means, ()), quotes=False)
+
+    def _packed(
+        self, front: Front, means: Means, most_tokens: int, space: _Space, forms: Sequence[tuple[Form, ...]]
+    ) -> _Packed | None:
+        """The knapsack's choice, with room for evidence where that costs little and whole chunks stand beside it."""
+        taken = {form.chunk.label for form in space.first}
+        rest = [() if form.chunk.label in taken else group for form, group in zip(self.wholes, forms, strict=True)]
+        knapsack = Knapsack(rest, space.room, self.most_chunks - len(space.first))
+
+        def chosen(room: int) -> tuple[Form, ...]:
+            return (*space.first, *(form for form in knapsack.choice(room) if form is not None))
+
+        most, quotes = chosen(space.room), False
+        if self._drafts.evidence_tokens:
+            beside = chosen(space.room - self._drafts.evidence_tokens)
+            whole = any(form.chunk.form == "whole" for form in beside)
+            if whole and _value(beside) >= (1 - EVIDENCE_SHARE) * _value(most) - _TIES:
+                most, quotes = beside, True
+        first = tuple(form.chunk.label for form in space.first)
+        room = space.room
+        filled = self.filled(front, means, most, first=first)
+        while not _fits(filled, most_tokens):
+            # Tokens of a line of references are those of its parts or fewer, on all tokenizers but odd ones.
+            room -= max(1, room // 8)
+            if room < 0:
+                return None
+            most, quotes = chosen(room), False
+            filled = self.filled(front, means, most, first=first)
+        return _Packed(most, first, filled, quotes)
+
+    def _better(self, best: _Packed, other: _Packed | None) -> _Packed:
+        if other is None:
+            return best
+        gained = other.filled.draft.relevance - best.filled.draft.relevance
+        if best.quotes and not other.quotes:
+            gained -= EVIDENCE_SHARE * other.filled.draft.relevance
+        better = gained > _TIES or (gained > -_TIES and other.quotes and not best.quotes)
+        return other if better else best
+
+    def _leaves_room(self, filled: Filled, means: Means, most_tokens: int) -> bool:
+        more = self._drafts.evidence_tokens
+        forecast = means.forecast(filled.forecast.uncached_tokens + more, filled.forecast.cached_tokens)
+        return more > 0 and forecast.fits and filled.draft.tokens + more <= most_tokens
+
+    def _spaces(
+        self, front: Front, means: Means, most_tokens: int, forms: Sequence[tuple[Form, ...]]
+    ) -> list[_Space]:
+        """Behind the front; and behind the chunks that continue it in the replica's cache, which cost nothing."""
+        start = means.prefix(front)
+        spaces = [self._space(front, means, start, (), most_tokens, forms)]
+        if isinstance(start, ResidentPrefix):
+            standing = standing_texts(front.past)
+            pieces = [() if form.chunk.label in standing else form.chunk.rendered.token_ids for form in self.wholes]
+            wanted = pieces[: self.most_chunks]
+            paths = {resident_path(start, pieces)[: self.most_chunks], resident_path(start, wanted)}
+            for path in sorted(path for path in paths if path):
+                prefix: Prefix = start
+                for place in path:
+                    prefix = prefix.extended(pieces[place])
+                first = tuple(self.wholes[place] for place in path)
+                spaces.append(self._space(front, means, prefix, first, most_tokens, forms))
+        return [space for space in spaces if space.room >= 0]
+
+    def _space(
+        self,
+        front: Front,
+        means: Means,
+        prefix: Prefix,
+        first: tuple[Form, ...],
+        most_tokens: int,
+        forms: Sequence[tuple[Form, ...]],
+    ) -> _Space:
+        cached = prefix.resident_tokens
+        material = self._drafts.material
+        closing = len(front.closing or ()) + material.asked_tokens
+        if front.rendering == "kept":
+            closing += material.reference_line_tokens()
+        in_time = means.most_uncached(cached) - (prefix.tokens - cached) - closing
+        in_window = most_tokens - prefix.tokens - closing
+        largest = sorted((max((form.tokens for form in group), default=0) for group in forms), reverse=True)
+        all_tokens = sum(largest[: self.most_chunks]) + self._drafts.evidence_tokens
+        return _Space(first, min(in_time, in_window, all_tokens))
+
 
 def _fits(filled: Filled, most_tokens: int) -> bool:
     return filled.forecast.fits and filled.draft.tokens <= most_tokens
+
+
+def _value(forms: Sequence[Form]) -> float:
+    return sum(form.value for form in forms)
