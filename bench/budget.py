@@ -10,14 +10,13 @@ import asyncio
 import sys
 from dataclasses import replace
 
-from bench.budget_xquad import materials, measure, policies
+from bench.budget_xquad import arms, materials, measure
 from bench.datasets import xquad
 from bench.real_engine import EngineUnusable, bench_main, real_engine
 from bench.report import Options, Report
 from gateway.backends.facts import EngineFacts
 from gateway.serving import Serving, make_serving
 from gateway.settings import Settings
-from prompt_builder.extracts import Extracts
 
 QUICK_QUESTIONS = 60
 
@@ -34,14 +33,13 @@ async def run(options: Options) -> int:
 
 
 async def measure_xquad(report: Report, serving: Serving, quick: bool) -> None:
-    extracts = Extracts(serving.tokenizer)
-    chosen = policies(serving, extracts)
+    chosen = arms(serving)
     for language in ("en", "vi"):
         data = xquad(language)
         if quick:
             step = len(data.questions) // QUICK_QUESTIONS | 1
             data = replace(data, questions=data.questions[::step][:QUICK_QUESTIONS])
-        measure(report, data, await materials(data, serving, extracts), chosen)
+        measure(report, data, await materials(data, serving), chosen)
 
 
 async def _serving(tokenizer: str) -> Serving:

@@ -15,8 +15,11 @@ from gateway.settings import Settings
 from latency.model import CPU_135M, PrefillModel
 from latency.speed import SpeedEstimate
 from prompt_builder.choice import distinct
-from prompt_builder.extracts import FITTED, Extracts, Pieces, chances_of
+from prompt_builder.evidence import sentence_scores
+from prompt_builder.extracts import Extracts
+from prompt_builder.nearness import FITTED, chances_of
 from prompt_builder.outlook import Clock, Outlook, Prefix
+from prompt_builder.pieces import Cutter, Pieces
 from prompt_builder.sentences import terms_of
 from prompt_builder.types import Limits, Plan, Prompt, PromptChunk, Transcript
 from retrieval.types import Candidates
@@ -30,14 +33,19 @@ WINDOW_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """A question with its candidates, most relevant first; `asked_tokens` are those of its prompt without chunks,
-    behind the `front_tokens` that the engine holds."""
+    """A question with its candidates, most relevant first.
+
+    `scores` are those of each chunk's sentences by which evidence lines are quoted, `chances` the probabilities that
+    they hold the answer. `asked_tokens` are those of the prompt without chunks, behind the `front_tokens` that the
+    engine holds.
+    """
 
     question: Question
     candidates: Candidates
     chunks: tuple[PromptChunk, ...]
     pieces: tuple[Pieces, ...]
-    sentence_chances: tuple[tuple[float, ...], ...]
+    scores: tuple[tuple[float, ...], ...]
+    chances: tuple[tuple[float, ...], ...]
     front_tokens: int
     asked_tokens: int
 
@@ -80,17 +88,25 @@ class WholeChunks:
 
 @dataclass(frozen=True, slots=True)
 class BestSentences:
-    """Of the five most relevant chunks the sentences that most likely hold the answer, best first, until full."""
+    """Of the five most relevant chunks the best sentences until nothing more fits.
 
+    By the scores of evidence lines; or, `by_chance`, by the planner's own estimate of what they are worth.
+    """
+
+    name: str
     extracts: Extracts
-    name: str = "best sentences"
+    by_chance: bool = False
 
     def held(self, material: Material, budget_tokens: int) -> Held:
         """A sentence that does not fit is passed over for the next."""
         ranked = sorted(
-            (-chunk.relevance * chance, at, number)
+            (-worth, at, number)
             for at, chunk in enumerate(material.chunks[:FIXED_CHUNKS])
-            for number, chance in enumerate(material.sentence_chances[at])
+            for number, worth in enumerate(
+                [chunk.relevance * chance for chance in material.chances[at]]
+                if self.by_chance
+                else material.scores[at]
+            )
         )
         taken: dict[int, list[int]] = {}
         best = Held((), material.asked_tokens)
@@ -112,8 +128,8 @@ class TwoEach:
     def held(self, material: Material, budget_tokens: int) -> Held:
         taken: dict[int, list[int]] = {}
         best = Held((), material.asked_tokens)
-        for at, chances in enumerate(material.sentence_chances[:FIXED_CHUNKS]):
-            taken[at] = sorted(sorted(range(len(chances)), key=lambda number: -chances[number])[:2])
+        for at, scores in enumerate(material.scores[:FIXED_CHUNKS]):
+            taken[at] = sorted(sorted(range(len(scores)), key=lambda number: -scores[number])[:2])
             held = _sentences_held(self.extracts, material, taken)
             if held.uncached_tokens > budget_tokens:
                 break
@@ -125,10 +141,11 @@ class TwoEach:
 class Planned:
     """The product's planner, under the TTFT that so many uncached tokens are predicted to take."""
 
+    name: str
     serving: Serving
     top_k: int
+    evidence_lines: int = 0
     model: PrefillModel = CPU_135M
-    name: str = "headstart"
 
     def held(self, material: Material, budget_tokens: int) -> Held:
         plan = self.plan(material, budget_tokens)
@@ -139,7 +156,7 @@ class Planned:
         budget_s = self.model.predict_s(budget_tokens, material.front_tokens)
         speed = SpeedEstimate(self.model, factor=1.0, quantile=0.5, samples=0, source="kept")
         outlook = Outlook("replica", speed, lambda _: 0.0, FrontHeld(material.front_tokens))
-        limits = Limits(WINDOW_TOKENS, ANSWER_TOKENS, ANSWER_TOKENS, self.top_k)
+        limits = Limits(WINDOW_TOKENS, ANSWER_TOKENS, ANSWER_TOKENS, self.top_k, evidence_lines=self.evidence_lines)
         transcript = Transcript(system="", past=(), question=material.question.text)
         # A hair more than the budget, as it is the sum of floats that is compared.
         return self.serving.planner.plan(
@@ -165,29 +182,52 @@ class FrontHeld:
         return min(self.held, max(0, self.tokens - 1))
 
 
-async def materials(data: RetrievalSet, serving: Serving, extracts: Extracts) -> list[Material]:
+async def materials(data: RetrievalSet, serving: Serving) -> list[Material]:
     """The questions with what the product's retriever finds for them."""
     asked = [Asked(question.text) for question in data.questions]
+    cutter = Cutter(serving.tokenizer)
     found = as_stored(serving.renderer, await retrieve(data.passages, asked, CANDIDATES))
     return [
-        _material(question, candidates, serving, extracts)
+        _material(question, candidates, serving, cutter)
         for question, candidates in zip(data.questions, found, strict=True)
     ]
 
 
-def policies(serving: Serving, extracts: Extracts) -> list[Policy]:
-    """The fixed ones, then the product."""
+@dataclass(frozen=True, slots=True)
+class Arms:
+    """`fixed` are what `ours` is held against; `others` are printed beside them."""
+
+    fixed: tuple[Policy, ...]
+    others: tuple[Policy, ...]
+    ours: Policy
+
+    @property
+    def all(self) -> tuple[Policy, ...]:
+        return (*self.fixed, *self.others, self.ours)
+
+
+def arms(serving: Serving) -> Arms:
+    """No arm has evidence lines but the one that says so."""
+    extracts = Extracts(serving.tokenizer)
+    top_k = Settings().top_k
     wholes = [WholeChunks(most) for most in range(1, FIXED_CHUNKS + 1)]
-    return [*wholes, BestSentences(extracts), TwoEach(extracts), Planned(serving, Settings().top_k)]
+    return Arms(
+        fixed=(*wholes, BestSentences("best sentences", extracts), TwoEach(extracts)),
+        others=(
+            BestSentences("best sentences by headstart's estimate", extracts, by_chance=True),
+            Planned("headstart with evidence lines", serving, top_k, Settings().evidence_lines),
+        ),
+        ours=Planned("headstart", serving, top_k),
+    )
 
 
-def measure(report: Report, data: RetrievalSet, asked: Sequence[Material], chosen: Sequence[Policy]) -> None:
+def measure(report: Report, data: RetrievalSet, asked: Sequence[Material], chosen: Arms) -> None:
     """Tables of one language and its checks; on all questions, and on those that fitted no constant."""
-    found = np.zeros((len(chosen), len(BUDGETS), len(asked)), dtype=bool)
+    found = np.zeros((len(chosen.all), len(BUDGETS), len(asked)), dtype=bool)
     uncached = np.zeros(found.shape)
     for at, material in enumerate(asked):
         golds = [normalised(answer) for answer in material.question.answers]
-        for arm, policy in enumerate(chosen):
+        for arm, policy in enumerate(chosen.all):
             for place, budget in enumerate(BUDGETS):
                 held = policy.held(material, budget)
                 texts = [normalised(text) for text in held.texts]
@@ -197,12 +237,11 @@ def measure(report: Report, data: RetrievalSet, asked: Sequence[Material], chose
     front = float(np.mean([material.front_tokens for material in asked]))
     _print(report, f"{data.name}, {len(asked)} questions: answer in the prompt", chosen, shares)
     _print(report, f"{data.name}, every second question, not fitted on", chosen, found[:, :, 1::2].mean(axis=2))
-    rows = []
-    for arm, policy in enumerate(chosen):
-        means = uncached[arm].mean(axis=1)
+    rows: list[list[str]] = []
+    for policy, means in zip(chosen.all, uncached.mean(axis=2), strict=True):
         rows.append([policy.name, *(_cost(float(mean), front) for mean in means)])
     report.table(f"{data.name}: mean uncached tokens, predicted TTFT", ("arm", *map(_heading, BUDGETS)), rows)
-    best = shares[:-1].max(axis=0)
+    best = shares[: len(chosen.fixed)].max(axis=0)
     for place, budget in enumerate(BUDGETS):
         report.at_least(f"{data.name} at {budget}", float(shares[-1, place]), float(best[place]))
         within = bool((uncached[-1, place] <= budget).all())
@@ -210,8 +249,8 @@ def measure(report: Report, data: RetrievalSet, asked: Sequence[Material], chose
     report.at_least(f"{data.name}: budgets with a strictly better share", float((shares[-1] > best).sum()), 2.0)
 
 
-def _print(report: Report, title: str, chosen: Sequence[Policy], shares: np.ndarray) -> None:
-    rows = [(policy.name, *map(float, shares[arm])) for arm, policy in enumerate(chosen)]
+def _print(report: Report, title: str, chosen: Arms, shares: np.ndarray) -> None:
+    rows = [(policy.name, *map(float, shares[arm])) for arm, policy in enumerate(chosen.all)]
     report.table(title, ("arm", *map(_heading, BUDGETS)), rows)
 
 
@@ -223,9 +262,9 @@ def _cost(tokens: float, front_tokens: float) -> str:
     return f"{tokens:.0f}, {CPU_135M.predict_s(round(tokens), round(front_tokens)):.2f} s"
 
 
-def _material(question: Question, candidates: Candidates, serving: Serving, extracts: Extracts) -> Material:
+def _material(question: Question, candidates: Candidates, serving: Serving, cutter: Cutter) -> Material:
     ranked, _ = distinct(candidates.items, len(candidates.items))
-    pieces = tuple(extracts.pieces(chunk) for chunk in ranked)
+    pieces = tuple(cutter.of(chunk) for chunk in ranked)
     chances = chances_of(terms_of(question.text), pieces, FITTED)
     by_sentence = []
     for parts, chance in zip(pieces, chances, strict=True):
@@ -234,7 +273,16 @@ def _material(question: Question, candidates: Candidates, serving: Serving, extr
             sums[number] += chance.alone[at] + chance.across[at]
         by_sentence.append(tuple(sums))
     front, asked = _fixed_tokens(serving.builder.render(_bare(question, ranked[0])))
-    return Material(question, candidates, tuple(ranked), pieces, tuple(by_sentence), front, asked)
+    return Material(
+        question=question,
+        candidates=candidates,
+        chunks=tuple(ranked),
+        pieces=pieces,
+        scores=tuple(map(tuple, sentence_scores(question.text, ranked[:FIXED_CHUNKS]))),
+        chances=tuple(by_sentence),
+        front_tokens=front,
+        asked_tokens=asked,
+    )
 
 
 def _bare(question: Question, chunk: PromptChunk) -> Plan:

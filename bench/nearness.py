@@ -1,19 +1,19 @@
 """Where in a passage the answer stands: examples from XQuAD, and the constants that fit them best.
 
-The likelihood of an example is the probability that `prompt_builder.extracts` gives to the pieces that hold a gold
+The likelihood of an example is the probability that `prompt_builder.nearness` gives to the pieces that hold a gold
 answer. Questions with an even index are fitted; the others tell how the fit holds.
 """
 
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
-from bench.datasets import RetrievalSet
-from prompt_builder.extracts import Extracts, Nearness, Pieces, chances_of
+from bench.datasets import Question
+from prompt_builder.nearness import Chances, Nearness, Values, located, overlaps
+from prompt_builder.pieces import Pieces
 from prompt_builder.sentences import terms_of
-from prompt_builder.types import PromptChunk
 
 STEPS = (2.0, 1.0, 0.5, 0.2, 0.1, 0.05)
 # These are shares: their steps are smaller.
@@ -22,13 +22,17 @@ SHARES = ("floor", "straddle")
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A question's terms and candidates; the piece (`alone`) or the pair of pieces (`across`) that hold an answer."""
+    """A passage that answers a question: its overlaps, beside those of the other candidates, and the pieces (`alone`)
+    or the first of two (`across`) that hold a gold answer."""
 
-    wanted: frozenset[str]
-    chunks: tuple[Pieces, ...]
-    gold: int
+    pieces: Pieces
+    overlap: Values
+    of_sentences: Values
     alone: tuple[int, ...]
     across: tuple[int, ...]
+
+    def chances(self, weights: Nearness) -> Chances:
+        return located(self.overlap, self.of_sentences, (self.pieces,), weights)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +48,27 @@ def normalised(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).casefold().split())
 
 
-def examples(data: RetrievalSet, candidates: Sequence[Sequence[PromptChunk]], extracts: Extracts) -> list[Example]:
-    """One for each question whose passage is among its candidates and whose answer is found in pieces or pairs."""
+def examples(
+    questions: Sequence[Question], candidates: Sequence[Sequence[Pieces]], golds: Sequence[int | None]
+) -> list[Example]:
+    """One for each question whose passage holds the answer in a piece, or in two.
+
+    `candidates` are those of each question in pieces, `golds` the place of the passage among them.
+    """
     made = []
-    for question, chunks in zip(data.questions, candidates, strict=True):
-        texts = {data.passages[at].text for at in question.relevant}
-        gold = next((at for at, chunk in enumerate(chunks) if chunk.body in texts), None)
+    for question, chunks, gold in zip(questions, candidates, golds, strict=True):
         if gold is None:
             continue
-        pieces = tuple(extracts.pieces(chunk) for chunk in chunks)
-        golds = [normalised(answer) for answer in question.answers]
-        found = pieces[gold].texts
-
-        def holds(text: str, golds: Sequence[str] = golds) -> bool:
-            return any(answer in normalised(text) for answer in golds)
-
-        alone = tuple(at for at, text in enumerate(found) if holds(text))
-        across = () if alone else tuple(at for at in range(len(found) - 1) if holds(found[at] + found[at + 1]))
+        answers = [normalised(answer) for answer in question.answers]
+        texts = chunks[gold].texts
+        alone = tuple(at for at, text in enumerate(texts) if _holds(text, answers))
+        pairs = [texts[at] + texts[at + 1] for at in range(len(texts) - 1)]
+        across = () if alone else tuple(at for at, text in enumerate(pairs) if _holds(text, answers))
         if alone or across:
-            made.append(Example(terms_of(question.text), pieces, gold, alone, across))
+            overlap, of_sentences = overlaps(terms_of(question.text), chunks)
+            first = sum(len(pieces.texts) for pieces in chunks[:gold])
+            own = slice(first, first + len(texts))
+            made.append(Example(chunks[gold], overlap[own], of_sentences[own], alone, across))
     return made
 
 
@@ -70,15 +76,15 @@ def mean_loss(chosen: Sequence[Example], weights: Nearness) -> float:
     """Mean negative log likelihood, nats."""
     loss = 0.0
     for example in chosen:
-        chances = chances_of(example.wanted, example.chunks, weights)[example.gold]
+        chances = example.chances(weights)
         right = sum(chances.alone[at] for at in example.alone) + sum(chances.across[at] for at in example.across)
         loss -= float(np.log(max(right, 1e-6)))
     return loss / len(chosen)
 
 
-def fit(chosen: Sequence[Example], start: Nearness, loss: Callable[[Sequence[Example], Nearness], float]) -> Nearness:
+def fit(chosen: Sequence[Example], start: Nearness) -> Nearness:
     """Coordinate descent in shrinking steps; the loss is smooth, and steps below 0.05 change nothing that shows."""
-    best, least = start, loss(chosen, start)
+    best, least = start, mean_loss(chosen, start)
     for step in STEPS:
         improved = True
         while improved:
@@ -90,7 +96,7 @@ def fit(chosen: Sequence[Example], start: Nearness, loss: Callable[[Sequence[Exa
                     if name in SHARES and not 0 < value < 1:
                         continue
                     tried = replace(best, **{name: value})
-                    reached = loss(chosen, tried)
+                    reached = mean_loss(chosen, tried)
                     if reached < least:
                         best, least, improved = tried, reached, True
                         break
@@ -102,7 +108,7 @@ def calibration(chosen: Sequence[Example], weights: Nearness, edges: Sequence[fl
     said: list[float] = []
     true: list[bool] = []
     for example in chosen:
-        chances = chances_of(example.wanted, example.chunks, weights)[example.gold]
+        chances = example.chances(weights)
         said.extend(chances.alone)
         true.extend(at in example.alone for at in range(len(chances.alone)))
     bucket = np.clip(np.searchsorted(edges, said, side="right") - 1, 0, len(edges) - 2)
@@ -116,6 +122,10 @@ def calibration(chosen: Sequence[Example], weights: Nearness, edges: Sequence[fl
                 )
             )
     return buckets
+
+
+def _holds(text: str, answers: Sequence[str]) -> bool:
+    return any(answer in normalised(text) for answer in answers)
 
 
 def constants(weights: Nearness) -> str:

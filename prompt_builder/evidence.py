@@ -98,6 +98,13 @@ def evidence_lines(
     return "\n".join([EVIDENCE_MARK, *reversed(quoted.values())])
 
 
+def sentence_scores(question: str, chunks: Sequence[PromptChunk]) -> list[list[float]]:
+    """For each chunk the scores by which its sentences, in order, are quoted; 0 for those that share no word."""
+    found = [_sentences_of(chunk) for chunk in chunks]
+    scores = iter(_scores(terms_of(question), [sentence for chunk in found for sentence in chunk]))
+    return [[next(scores) for _ in chunk] for chunk in found]
+
+
 def most_tokens(lines: int, count: Callable[[str], int], token_budget: int = TOKEN_BUDGET) -> int:
     """More than evidence of this many lines can have, its heading, labels and quotation marks included."""
     if lines <= 0:

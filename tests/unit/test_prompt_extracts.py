@@ -2,9 +2,11 @@ import threading
 
 import pytest
 
-from prompt_builder.extracts import FITTED, GAP, Extracts, chances_of
+from prompt_builder.extracts import Extracts
 from prompt_builder.knapsack import Form
 from prompt_builder.labels import EVIDENCE_MARK, QUESTION_MARK, Renderer
+from prompt_builder.nearness import FITTED, chances_of
+from prompt_builder.pieces import GAP, Cutter
 from prompt_builder.sentences import clauses, terms_of
 from prompt_builder.tokenizer import EstimateTokenizer
 from prompt_builder.types import PromptChunk, Tokenizer
@@ -128,8 +130,8 @@ def test_h8_an_extract_cannot_carry_a_heading_or_label_of_the_prompt() -> None:
 
 
 def test_the_chances_of_a_chunk_sum_to_one() -> None:
-    extracts = Extracts(ByteTokenizer())
-    pieces = [extracts.pieces(chunk(body)) for body in (FERRY, "A. " * 5, "x, " * 200)]
+    cutter = Cutter(ByteTokenizer())
+    pieces = [cutter.of(chunk(body)) for body in (FERRY, "A. " * 5, "x, " * 200)]
     for chances in chances_of(terms_of("dogs in a storm"), pieces, FITTED):
         assert sum(chances.alone) + sum(chances.across) == pytest.approx(1)
         assert min(chances.alone) > 0
