@@ -148,7 +148,9 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
     )
     app.include_router(plan_router(pipeline, replica, bodies))
     # Last of all: the work of starting would be in its measurements.
-    await stack.enter_async_context(Calibrator(replica.speed, replica.pacer, session, settings, limits))
+    await stack.enter_async_context(
+        Calibrator(replica.speed, replica.pacer, session, settings, limits, lambda: replica.residency)
+    )
     return ChatEndpoint(
         pipeline,
         admission,

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Protocol
 
 import aiohttp
 
+from cache.residency import Residency
 from gateway.backends.facts import EngineFacts
 from gateway.backends.vllm import EngineLimits
 from gateway.calibration import Calibration, CannotCalibrate, Probe, is_noisy, mean_error
@@ -50,6 +51,7 @@ class Calibrator:
     A user's request ends the measurement that is going on (its connection closes, the engine drops it at its next
     step) and waits for nothing else; the calibration goes on where it stopped when the replica is idle again. Only a
     whole calibration is learned. One that was not alone on the engine is repeated, `ATTEMPTS` times in all.
+    `residency` gives the picture of the engine's blocks, which hears of what the calibration computed.
     """
 
     def __init__(
@@ -59,12 +61,14 @@ class Calibrator:
         session: aiohttp.ClientSession,
         settings: Settings,
         limits: EngineLimits,
+        residency: Callable[[], Residency | None] = lambda: None,
     ) -> None:
         self._speed = speed
         self._idleness = idleness
         self._session = session
         self._settings = settings
         self._limits = limits
+        self._residency = residency
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Calibrator":
@@ -123,10 +127,16 @@ class Calibrator:
             facts,
             decoding=lambda: self._idleness.decoding,
         )
-        calibration = Calibration(probe, Bounds.of(facts), settings.safety_quantile)
+        calibration = Calibration(probe, Bounds.of(facts), settings.safety_quantile, told=self._evicted_by)
         while not await self._while_idle(calibration):
             log.debug("a request came; the calibration goes on later")
         return calibration
+
+    def _evicted_by(self, sample: Sample) -> None:
+        """What a measurement computed has taken blocks from what users' prompts left in the engine."""
+        residency = self._residency()
+        if residency is not None:
+            residency.ran_unknown(sample.uncached_tokens + sample.output_tokens)
 
     async def _while_idle(self, calibration: Calibration) -> bool:
         """Whether it came to its end before a user's request did."""

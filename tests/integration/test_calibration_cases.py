@@ -35,7 +35,7 @@ async def test_a_new_engine_is_measured_once_and_known_after_a_restart(tmp_path:
             first = await until_known(gateway)
         measured = len(sim.generations)
         assert first["source"] == "calibrated"
-        assert 0.8 < first["token_ms"] / (100 * CPU_135M.per_token_s) < 1.25
+        assert 0.6 < first["token_ms"] / (100 * CPU_135M.per_token_s) < 1.7
         async with run_gateway(settings) as gateway:
             again = await until_known(gateway)
             reply = await gateway.ask("sim-model", "What time is it?", max_tokens=4)

@@ -85,8 +85,8 @@ def test_json_holds_the_model_and_every_sample(engine: EngineSim, tmp_path: Path
     result = CliRunner().invoke(app, ["calibrate", "--url", engine.url, "--data-dir", str(tmp_path), "--json"])
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
-    assert document["per_token_s"] == pytest.approx(SCALE * CPU_135M.per_token_s, rel=0.2)
-    assert document["token_s"] == pytest.approx(SCALE / 30, rel=0.3)
+    assert document["per_token_s"] == pytest.approx(SCALE * CPU_135M.per_token_s, rel=0.4)
+    assert document["token_s"] == pytest.approx(SCALE / 30, rel=0.5)
     assert document["kept"] is True
     assert len(document["samples"]) >= 8
 
