@@ -39,6 +39,10 @@ def ask(
     ] = None,
     conversation: Annotated[str | None, typer.Option(help="Id of a conversation to go on with.")] = None,
     top_k: Annotated[int | None, typer.Option(min=1, max=50, help="Most chunks in the prompt.")] = None,
+    budget_ms: Annotated[
+        float | None, typer.Option(min=0.001, max=3_600_000, help="TTFT budget, in milliseconds.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse rather than miss the budget.")] = False,
     model: Annotated[str | None, typer.Option(help="Served model; the first when not given.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 512,
     as_json: AsJson = False,
@@ -46,7 +50,12 @@ def ask(
     api_key: ApiKey = "",
 ) -> None:
     """Ask a question over the documents of a store."""
-    extras = {"top_k": top_k, "conversation": conversation}
+    extras = {
+        "top_k": top_k,
+        "conversation": conversation,
+        "ttft_budget_ms": budget_ms,
+        "policy": "strict" if strict else None,
+    }
     options = {"max_tokens": max_tokens}
     show = None if as_json else write_piece
     answer = run(_ask(url, api_key, question, store or [], model, extras, options, show))
@@ -148,6 +157,7 @@ def timing_table(timings: Mapping[str, Any]) -> Table | None:
 def timing_cells(timings: Mapping[str, Any]) -> dict[str, str]:
     return {
         "TTFT": ms(timings.get("ttft_ms")),
+        "predicted": ms(timings.get("predicted_ttft_ms")),
         "retrieve": ms(timings.get("retrieve_ms")),
         "plan": ms(timings.get("plan_ms")),
         "queue": ms(timings.get("queue_ms")),
@@ -165,7 +175,10 @@ def print_plain_timings(console: Console, timings: Mapping[str, Any]) -> None:
     """The same as sentences, for output that is not a terminal's width wide."""
     cells = timing_cells(timings)
     parts = ", ".join(f"{name} {cells[name]}" for name in ("retrieve", "plan", "queue", "prefill"))
-    console.print(f"  TTFT {cells['TTFT']} ({parts}); {cells['total']} in all", markup=False, soft_wrap=True)
+    foretold = f", predicted {cells['predicted']}" if timings.get("predicted_ttft_ms") is not None else ""
+    console.print(
+        f"  TTFT {cells['TTFT']}{foretold} ({parts}); {cells['total']} in all", markup=False, soft_wrap=True
+    )
     console.print(
         f"  {cells['prompt']} prompt tokens: {cells['cached']} cached, {cells['uncached']} uncached; "
         f"{cells['answer']} answer tokens at {cells['decode t/s']} per second",

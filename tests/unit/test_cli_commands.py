@@ -326,6 +326,7 @@ def test_a10_unknown_cached_tokens_are_shown_as_unknown_and_not_as_zero(gateway:
     assert row.split() == [
         "1.26",
         "s",
+        "?",
         "11",
         "ms",
         "1",
