@@ -315,8 +315,9 @@ function timing(timings) {
     element("span", {}, element("i", { kind: part, ariaHidden: "true" }), `${part} ${duration(times[part])}`),
   );
   const rate = timings.decode_tokens_per_s;
+  const predicted = timings.predicted_ttft_ms === null ? "" : ` (predicted: ${duration(timings.predicted_ttft_ms)})`;
   const summary =
-    `First token after ${duration(timings.ttft_ms)}. ${number(timings.prompt_tokens)} prompt tokens: ` +
+    `First token after ${duration(timings.ttft_ms)}${predicted}. ${number(timings.prompt_tokens)} prompt tokens: ` +
     `${number(timings.cached_tokens)} cached, ${number(timings.uncached_tokens)} uncached. ` +
     `${number(timings.output_tokens)} answer tokens${rate === null ? "" : ` at ${rate.toFixed(1)} per second`}.`;
   return element("div", { kind: "timing" }, bar, element("div", { kind: "legend" }, ...legend), element("div", { text: summary }));
