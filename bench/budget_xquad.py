@@ -250,7 +250,7 @@ def measure(report: Report, data: RetrievalSet, asked: Sequence[Material], chose
 
 
 def _print(report: Report, title: str, chosen: Arms, shares: np.ndarray) -> None:
-    rows = [(policy.name, *map(float, shares[arm])) for arm, policy in enumerate(chosen.all)]
+    rows = [[policy.name, *shares[arm].tolist()] for arm, policy in enumerate(chosen.all)]
     report.table(title, ("arm", *map(_heading, BUDGETS)), rows)
 
 

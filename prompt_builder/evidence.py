@@ -72,11 +72,7 @@ def evidence_lines(
     if lines <= 0 or not wanted:
         return ""
     split = _split if memo is None else memo.of
-    found = [
-        _Sentence(text, chunk.label, terms, chunk.relevance, (chunk.label, place))
-        for chunk in chunks
-        for place, (text, terms) in enumerate(split(chunk.body))
-    ]
+    found = [sentence for chunk in chunks for sentence in _found(chunk, split(chunk.body))]
     scores = _scores(wanted, found)
     ranked = sorted(
         (place for place, score in enumerate(scores) if score > 0),
@@ -100,7 +96,7 @@ def evidence_lines(
 
 def sentence_scores(question: str, chunks: Sequence[PromptChunk]) -> list[list[float]]:
     """For each chunk the scores by which its sentences, in order, are quoted; 0 for those that share no word."""
-    found = [_sentences_of(chunk) for chunk in chunks]
+    found = [_found(chunk, _split(chunk.body)) for chunk in chunks]
     scores = iter(_scores(terms_of(question), [sentence for chunk in found for sentence in chunk]))
     return [[next(scores) for _ in chunk] for chunk in found]
 
@@ -110,6 +106,13 @@ def most_tokens(lines: int, count: Callable[[str], int], token_budget: int = TOK
     if lines <= 0:
         return 0
     return token_budget + count(f"{EVIDENCE_MARK}\n\n") + lines * (count("[k0a1b] “”\n") + 4)
+
+
+def _found(chunk: PromptChunk, sentences: Split) -> list[_Sentence]:
+    return [
+        _Sentence(text, chunk.label, terms, chunk.relevance, (chunk.label, place))
+        for place, (text, terms) in enumerate(sentences)
+    ]
 
 
 def _split(body: str) -> Split:
