@@ -120,14 +120,13 @@ class Material:
         self._asked = bare.question
         *head, self._question = blocks_of(instructions, bare)
         self._head = tuple(head)
+        self._head_measured = [self._pieces(block.pieces) for block in head]
         self.turns = turns(transcript.past[transcript.folded :])
         self._bare_turns = [[_without_context(message) for message in turn] for turn in self.turns]
         holds_context = [any(message.context is not None for message in turn) for turn in self.turns]
         self._contexts_before = list(accumulate(holds_context, initial=0))
         self._fronts: dict[tuple[int, int], Front] = {}
-        self._blocks: dict[int, Block] = {}
-        self._measured: dict[int, Measured] = {}
-        self._held: list[object] = []
+        self._blocks: dict[int, tuple[Block, Measured, PastMessage]] = {}
         # With the heading that stands before a question with chunks.
         self.asked_tokens = self._pieces(
             user_pieces(TurnContext((), ("",), "", bare.facts), bare.question)[1:]
@@ -143,10 +142,15 @@ class Material:
     def _front(self, cut: int, stripped: int) -> Front:
         bare = flat(self._bare_turns[cut:stripped])
         past = repaired_references([*bare, *flat(self.turns[max(cut, stripped) :])])
-        blocks = for_template([*self._head, *map(self._block, past), self._question], self._template)
-        frame = self._frames.of(tuple(block.role for block in blocks))
-        measured = [self._measure(block) for block in blocks[:-1]]
-        # The system text opens the question where the template has no place for it and no user message is past.
+        entries = [self._entry(message) for message in past]
+        unfitted = [*self._head, *(block for block, _, _ in entries), self._question]
+        blocks = for_template(unfitted, self._template)
+        frame = self._frames.of(tuple([block.role for block in blocks]))
+        measured = [*self._head_measured, *(measure for _, measure, _ in entries)]
+        if len(blocks) < len(unfitted):
+            # The template has no place for the system text: it stands in the first user message.
+            measured = [self._pieces(block.pieces) for block in blocks[:-1]]
+        # Or, where no user message is past, before the question.
         lead = self._pieces(blocks[-1].pieces[: -len(self._question.pieces)])
         tokens = sum(item.tokens for item in measured) + lead.tokens + frame.tokens
         parts: tuple[Ids, ...] | None = None
@@ -182,7 +186,7 @@ class Material:
     def turn_tokens(self, turn: int, rendering: Rendering) -> int:
         """Tokens of one turn's messages, scaffolding left out."""
         messages = self._bare_turns[turn] if rendering == "stripped" else self.turns[turn]
-        return sum(self._measure(self._block(message)).tokens for message in messages)
+        return sum(self._entry(message)[1].tokens for message in messages)
 
     def tail(self, context: TurnContext) -> Measured:
         """The new question with what is put before it."""
@@ -196,20 +200,13 @@ class Material:
         """At least what such a line takes beside its labels."""
         return self._tokenizer.count(f"{REFERENCES_MARK} \n\n") + 1
 
-    def _block(self, message: PastMessage) -> Block:
-        block = self._blocks.get(id(message))
-        if block is None:
-            block = self._blocks[id(message)] = past_block(message, "kept")
-            # What is looked up by its identity must live as long as the table.
-            self._held.append(message)
-        return block
-
-    def _measure(self, block: Block) -> Measured:
-        measured = self._measured.get(id(block))
-        if measured is None:
-            measured = self._measured[id(block)] = self._pieces(block.pieces)
-            self._held.append(block)
-        return measured
+    def _entry(self, message: PastMessage) -> tuple[Block, Measured, PastMessage]:
+        """Looked up by identity; the message is kept with it, so that its identity stays its own."""
+        entry = self._blocks.get(id(message))
+        if entry is None:
+            block = past_block(message, "kept")
+            entry = self._blocks[id(message)] = (block, self._pieces(block.pieces), message)
+        return entry
 
     def _pieces(self, pieces: Sequence[Piece]) -> Measured:
         if not self._tokenizer.exact:

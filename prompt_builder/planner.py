@@ -90,8 +90,13 @@ class Planner:
             plan = self._everything(request)[0]
         if self._rendering == "kept":
             plan = replace(plan, rendering="kept")
-        plan = replace(plan, dropped=(*plan.dropped, *request.clashes))
-        return plan if request.room is None else self._clamped(plan, self.tokens(plan), request.room)
+        if request.clashes:
+            plan = replace(plan, dropped=(*plan.dropped, *request.clashes))
+        if request.room is None or plan.max_tokens is None:
+            return plan
+        forecast = plan.forecast
+        tokens = self.tokens(plan) if forecast is None else forecast.cached_tokens + forecast.uncached_tokens
+        return self._clamped(plan, tokens, request.room)
 
     def alternatives(
         self,
@@ -197,11 +202,13 @@ class Planner:
             made = [trimmed]
         if not request.means:
             return drafts.plan(made[0], dropped), None
-        choices = [
-            request.priced(Filled(draft, means.foresee(draft.front, draft.tail.ids)), means)
-            for means in request.means
-            for draft in made
-        ]
+        choices = request.priced(
+            [
+                (Filled(draft, means.foresee(draft.front, draft.tail.ids)), means)
+                for means in request.means
+                for draft in made
+            ]
+        )
         best = min(choices, key=lambda choice: choice.price_s)
         return request.finished(best, dropped), best
 
@@ -219,13 +226,15 @@ class Planner:
                 if drafts.draft(front, ()).tokens > most:
                     most = room.most_prompt_tokens
         pairs = [(front, means) for means in request.means for front in fronts]
-        choices = [request.priced(request.filling.fill(front, means, most), means) for front, means in pairs]
-        kept = [choice for choice in choices if choice.filled.forecast.fits]
+        filled = [(request.filling.fill(front, means, most), means) for front, means in pairs]
+        kept = [(one, means) for one, means in filled if one.forecast.fits]
         if kept:
             # Equal to nine digits is equal: sums of floats differ by the order of their terms.
-            best = min(kept, key=lambda choice: (-round(choice.draft.relevance, 9), choice.price_s))
+            relevance = max(round(one.draft.relevance, 9) for one, _ in kept)
+            equal = [(one, means) for one, means in kept if round(one.draft.relevance, 9) == relevance]
+            best = min(request.priced(equal), key=lambda choice: choice.price_s)
         else:
-            least = [request.priced(request.filling.least(front, means), means) for front, means in pairs]
+            least = [Choice(request.filling.least(front, means), means) for front, means in pairs]
             best = min(least, key=lambda choice: choice.filled.forecast.ttft_s)
         dropped = [*request.left_out(best, most), *(window.dropped_turns(cut) if window is not None else ())]
         return request.finished(best, dropped)

@@ -25,7 +25,7 @@ SWITCH_MARGIN = 0.25
 PERIODS = (1, 2, 4, 8, MOST_TURNS + 1)
 
 # Turns that keep their chunks when the ones before them are stripped.
-TURNS_KEPT = (0, 1, 2, 4)
+TURNS_KEPT = (0, 2)
 
 
 def boundaries(turn_count: int, stripped: int) -> tuple[int, ...]:
@@ -127,7 +127,9 @@ def _period_s(
 class Horizon:
     """Prices the drafts of one request: what they take now, and what they leave to the turns to come."""
 
-    def __init__(self, drafts: Drafts, wanted: Sequence[Form], window_tokens: int | None, stripped_turns: int) -> None:
+    def __init__(
+        self, drafts: Drafts, wanted: Sequence[Form], window_tokens: int | None, stripped_turns: int
+    ) -> None:
         material = drafts.material
         count = len(material.turns)
         self._window = window_tokens

@@ -1,7 +1,7 @@
 """One request on its way to a plan: what it has to choose from, and what a choice is worth."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from prompt_builder.budget import Filled, Filling
 from prompt_builder.drafts import Draft, Drafts
@@ -18,14 +18,14 @@ class Choice:
 
     filled: Filled
     means: Means
-    price_s: float
+    price_s: float = 0.0
 
     @property
     def draft(self) -> Draft:
         return self.filled.draft
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """`wanted` are the most relevant chunks that a request without a budget gets, `ranked` all candidates.
 
@@ -44,7 +44,6 @@ class Request:
     means: tuple[Means, ...]
     filling: Filling
     tokenizer: Tokenizer
-    _horizon: Horizon | None = field(default=None, init=False)
 
     @property
     def stripped_turns(self) -> int:
@@ -52,11 +51,13 @@ class Request:
         transcript = self.transcript
         return self.drafts.material.leading_turns(transcript.stripped - transcript.folded)
 
-    def priced(self, filled: Filled, means: Means) -> Choice:
-        if self._horizon is None:
-            most = None if self.room is None else self.room.prompt_tokens
-            self._horizon = Horizon(self.drafts, self.wanted, most, self.stripped_turns)
-        return Choice(filled, means, self._horizon.price_s(filled.draft, means, filled.forecast))
+    def priced(self, filled: Sequence[tuple[Filled, Means]]) -> list[Choice]:
+        """A choice of one needs no price."""
+        if len(filled) == 1:
+            return [Choice(*filled[0])]
+        most = None if self.room is None else self.room.prompt_tokens
+        horizon = Horizon(self.drafts, self.wanted, most, self.stripped_turns)
+        return [Choice(one, means, horizon.price_s(one.draft, means, one.forecast)) for one, means in filled]
 
     def finished(self, choice: Choice, dropped: Sequence[Dropped]) -> Plan:
         """The plan with its forecast, and with what one more chunk would have cost."""
