@@ -91,14 +91,20 @@ class Run:
         self._settle(usage)
         if self._first_s is None or self.work.choices != 1:
             return
-        if usage.prompt_tokens is not None and usage.cached_tokens is not None:
-            # The wait in the engine's own queue is not prefill; the engine reports it apart.
-            prefill_s = self._first_s - self._sent_s - (usage.queue_ms or 0.0) / 1000
+        # A prefill that shared its step with another took the time of both.
+        if self._ticket.alone and usage.prompt_tokens is not None and usage.cached_tokens is not None:
+            prefill_s = self._first_s - self._began_s(usage)
             uncached = usage.prompt_tokens - usage.cached_tokens
             if prefill_s > 0 and uncached > 0:
                 self._lessons.observe(uncached, usage.cached_tokens, prefill_s, self._decoding)
         if usage.output_tokens is not None and usage.output_tokens > 1 and ended_s > self._first_s:
             self._lessons.observe_decode(usage.output_tokens - 1, ended_s - self._first_s)
+
+    def _began_s(self, usage: EngineUsage) -> float:
+        """When the engine came to the prefill: as it reports, or as the pacer believes."""
+        if usage.queue_ms is not None:
+            return self._sent_s + usage.queue_ms / 1000
+        return max(self._sent_s, self._ticket.began_s)
 
     def close(self) -> None:
         self._ticket.done()
