@@ -27,13 +27,14 @@ MOST_FACTS = 3
 KNOWN_SHARE = 0.8
 PROSE_SHARE = 0.4
 LEAST_TERMS = 3
-_SPEAKERS = {"user": "User", "assistant": "Assistant"}
-_WEIGHTS = {"User": 1.0, "Assistant": 0.4}
+# A system message in the middle of a chat is an instruction that still holds when its turn is folded.
+_SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
+_WEIGHTS = {"System": 4.0, "User": 1.0, "Assistant": 0.4}
 _QUESTION_WEIGHT = 0.2
 _QUESTION = regex.compile(r"[?？؟;՞]\W*$")
 # Numbers, and names: a capital that no sentence begins with. Scripts without capitals have their numbers.
 _FACT = regex.compile(r"\w*\p{N}[\w.,:/-]*\b|(?<=[^.!?\s]\s+[\"'“‘(]?)\p{Lu}[\p{L}\p{M}]+")
-_LINE = regex.compile(r"(User|Assistant): (.*)")
+_LINE = regex.compile(r"(System|User|Assistant): (.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +141,9 @@ def summary_of(
     """A summary of folded messages, at most `most_tokens` by `count`; deterministic, in any script.
 
     `prose` (the engine's summary) comes first, cut between sentences to its share. Then whole sentences of the
-    messages and of the `earlier` summary, in order, each with its speaker: what a user stated before what was
-    answered, numbers and names first, nothing twice. What the prose says counts for nothing here: a small model
-    gets facts wrong, and its words are replaced at the next fold.
+    messages and of the `earlier` summary, in order, each with its speaker: what a system message says, then what a
+    user stated, then what was answered, numbers and names first, nothing twice. What the prose says counts for
+    nothing here: a small model gets facts wrong, and its words are replaced at the next fold.
     """
     said = _cut(prose, int(most_tokens * PROSE_SHARE), count) if prose else []
     known: frozenset[str] = frozenset()
@@ -188,7 +189,7 @@ def _score(line: _Line, known: frozenset[str], facts: frozenset[str]) -> float:
     """What a line would add; 0 for one that says nothing new."""
     new_facts = len(line.facts - facts)
     new_terms = len(line.terms - known)
-    if new_terms <= len(line.terms) * (1 - KNOWN_SHARE) or (len(line.terms) < LEAST_TERMS and not new_facts):
+    if not new_facts and (new_terms <= len(line.terms) * (1 - KNOWN_SHARE) or len(line.terms) < LEAST_TERMS):
         return 0.0
     weight = _QUESTION_WEIGHT if _QUESTION.search(line.text) else _WEIGHTS[line.speaker]
     return (weight + FACT_WEIGHT * min(new_facts, MOST_FACTS)) / (1 + len(line.text) / 150)

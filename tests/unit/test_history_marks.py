@@ -140,6 +140,13 @@ def test_what_users_state_is_kept_before_what_was_answered() -> None:
     ] * len(FACTS)
 
 
+def test_an_instruction_in_the_middle_of_a_chat_outlives_its_turn() -> None:
+    past = [*chat(*FACTS), PastMessage("system", "From now on answer in verse."), *chat(*FACTS[:2])]
+    summary = summary_of(past, "", most_tokens=20, count=words, prose="They talked about many things.")
+    assert "System: From now on answer in verse." in summary
+    assert "From now on answer in verse." in summary_of(chat(*FACTS), summary, most_tokens=20, count=words)
+
+
 def test_facts_outlive_fold_after_fold() -> None:
     summary = ""
     for fact in FACTS:
