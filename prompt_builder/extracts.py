@@ -2,7 +2,7 @@
 
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 
@@ -70,7 +70,7 @@ class Extracts:
                     rendered = self.extract(chunk.label, pieces, places)
                     count = tokens if pieces.additive else self._count(rendered)
                     if count < whole_tokens:
-                        shown = replace(chunk, rendered=rendered, form="extract")
+                        shown = _extract_of(chunk, rendered)
                         forms.append(Form(shown, count, chunk.relevance * inside))
         return (*forms, Form(chunk, whole_tokens, chunk.relevance))
 
@@ -122,6 +122,13 @@ class _Mark:
     text: str
     ids: tuple[int, ...]
     tokens: int
+
+
+def _extract_of(chunk: PromptChunk, rendered: RenderedChunk) -> PromptChunk:
+    # As `replace`, in a third of its time: it is done some eighty times for a plan.
+    return PromptChunk(
+        chunk.label, chunk.file_id, chunk.filename, chunk.title, chunk.relevance, chunk.body, rendered, "extract"
+    )
 
 
 def _sets(pieces: Pieces, chances: Chances, most: int) -> set[tuple[int, ...]]:

@@ -131,9 +131,17 @@ class _Table:
         self._rows: NDArray[np.float64] = np.zeros(shape)
         room = np.empty(shape[1:])
         for at, forms in enumerate(chunks):
-            before, after = self._before(at), self._rows[at + 1]
-            np.copyto(after, self._rows[at])
-            target = after[1:] if self._counts else after
+            before, after = self._rows[at], self._rows[at + 1]
+            if self._counts:
+                # Of so few chunks no more forms can be taken; rows of higher counts are never read.
+                count = self._most(at + 1)
+                if count > self._most(at):
+                    before[count] = before[count - 1]
+                after[: count + 1] = before[: count + 1]
+                before, target = before[:count], after[1 : count + 1]
+            else:
+                np.copyto(after, before)
+                target = after
             for form in forms:
                 steps = self._steps(form)
                 if steps >= self._width:
@@ -144,14 +152,15 @@ class _Table:
                 np.maximum(target[:, steps:], sums, out=target[:, steps:])
 
     def choice(self, room_tokens: int) -> list[Form | None]:
-        count = self._rows.shape[1] - 1
+        count = self._most(len(self._chunks))
         last = self._rows[-1, count]
         best = last[min(room_tokens // self._step, self._width - 1)]
         steps = int(np.searchsorted(last, best))
         taken: list[Form | None] = [None] * len(self._chunks)
         for at in range(len(self._chunks) - 1, -1, -1):
+            count = min(count, self._most(at + 1))
             value = self._rows[at + 1, count, steps]
-            if value == self._rows[at, count, steps]:
+            if value == self._rows[at, min(count, self._most(at)), steps]:
                 continue
             left = count - 1 if self._counts else count
             for form in sorted(self._chunks[at], key=lambda form: form.tokens):
@@ -162,8 +171,9 @@ class _Table:
                     break
         return taken
 
-    def _before(self, at: int) -> NDArray[np.float64]:
-        return self._rows[at, :-1] if self._counts else self._rows[at]
+    def _most(self, chunks: int) -> int:
+        """The most forms that can be taken of the first so many chunks."""
+        return min(chunks, int(self._rows.shape[1]) - 1)
 
     def _steps(self, form: Form) -> int:
         return -(-form.tokens // self._step)

@@ -82,30 +82,30 @@ def located(overlap: Values, of_sentences: Values, chunks: Sequence[Pieces], wei
 def overlaps(wanted: frozenset[str], chunks: Sequence[Pieces]) -> tuple[Values, Values]:
     """For each piece of all chunks the share of the question's rarity that its words hold, and that those of its
     sentence hold, 0 to 1. A word is the rarer the fewer pieces hold it."""
-    total = sum(len(pieces.texts) for pieces in chunks)
-    of_pieces = [0.0] * total
-    of_sentences = [0.0] * sum(len(pieces.spans) for pieces in chunks)
+    total, sentence_total = 0, 0
+    tables = []
+    for pieces in chunks:
+        tables.append((pieces.places, total, sentence_total))
+        total += len(pieces.texts)
+        sentence_total += len(pieces.spans)
+    of_pieces, of_sentences = [0.0] * total, [0.0] * sentence_total
     whole = 0.0
     # Sorted: sums of floats must not hang on the order of a set.
     for term in sorted(wanted):
-        first_piece = first_sentence = 0
-        in_pieces: list[int] = []
-        in_sentences: list[int] = []
-        for pieces in chunks:
-            found = pieces.places.get(term)
-            if found is not None:
-                in_pieces += [first_piece + place for place in found[0]]
-                in_sentences += [first_sentence + number for number in found[1]]
-            first_piece += len(pieces.texts)
-            first_sentence += len(pieces.spans)
-        if not in_pieces:
+        holding = [
+            (places[term], first_piece, first_sentence)
+            for places, first_piece, first_sentence in tables
+            if term in places
+        ]
+        if not holding:
             continue
-        rarity = math.log(1 + total / len(in_pieces))
+        rarity = math.log(1 + total / sum(len(found[0]) for found, _, _ in holding))
         whole += rarity
-        for place in in_pieces:
-            of_pieces[place] += rarity
-        for number in in_sentences:
-            of_sentences[number] += rarity
+        for (in_pieces, in_sentences), first_piece, first_sentence in holding:
+            for place in in_pieces:
+                of_pieces[first_piece + place] += rarity
+            for number in in_sentences:
+                of_sentences[first_sentence + number] += rarity
     spans = [span for pieces in chunks for span in pieces.spans]
     scale = 1 / (whole or 1.0)
     return np.array(of_pieces) * scale, np.repeat(np.array(of_sentences), spans) * scale
