@@ -10,7 +10,8 @@ import asyncio
 import sys
 from dataclasses import replace
 
-from bench.budget_xquad import arms, materials, measure
+from bench.budget_arms import arms
+from bench.budget_xquad import materials, measure, print_fit
 from bench.datasets import xquad
 from bench.real_engine import EngineUnusable, bench_main, real_engine
 from bench.report import Options, Report
@@ -24,22 +25,25 @@ QUICK_QUESTIONS = 60
 async def run(options: Options) -> int:
     report = Report("budget")
     if options.extra.tokenizer:
-        await measure_xquad(report, await _serving(options.extra.tokenizer), options.quick)
+        await measure_xquad(report, await _serving(options.extra.tokenizer), options)
         report.note("MTRAG was left out: it needs an engine.")
         return report.finish(options)
     async with real_engine(options.extra.engine_url) as engine:
-        await measure_xquad(report, await engine.serving(), options.quick)
+        await measure_xquad(report, await engine.serving(), options)
     return report.finish(options)
 
 
-async def measure_xquad(report: Report, serving: Serving, quick: bool) -> None:
+async def measure_xquad(report: Report, serving: Serving, options: Options) -> None:
     chosen = arms(serving)
+    asked = []
     for language in ("en", "vi"):
         data = xquad(language)
-        if quick:
+        if options.quick:
             step = len(data.questions) // QUICK_QUESTIONS | 1
             data = replace(data, questions=data.questions[::step][:QUICK_QUESTIONS])
-        measure(report, data, await materials(data, serving), chosen)
+        asked.append((data, await materials(data, serving)))
+        measure(report, *asked[-1], chosen)
+    print_fit(report, asked, options.extra.fit)
 
 
 async def _serving(tokenizer: str) -> Serving:
@@ -50,6 +54,7 @@ async def _serving(tokenizer: str) -> Serving:
 
 
 def _extend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--fit", action="store_true", help="fit anew where answers stand in a chunk")
     parser.add_argument("--tokenizer", default="", metavar="FOLDER", help="XQuAD alone, without an engine")
 
 

@@ -7,6 +7,7 @@ answer. Questions with an even index are fitted; the others tell how the fit hol
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -39,6 +40,8 @@ class Example:
 class Bucket:
     """Pieces whose probability lies in one range: how many, what was said, how often it was true."""
 
+    low: float
+    high: float
     count: int
     said: float
     true: float
@@ -105,22 +108,17 @@ def fit(chosen: Sequence[Example], start: Nearness) -> Nearness:
 
 def calibration(chosen: Sequence[Example], weights: Nearness, edges: Sequence[float]) -> list[Bucket]:
     """How often pieces said to hold the answer with a probability between two `edges` do hold it."""
-    said: list[float] = []
-    true: list[bool] = []
-    for example in chosen:
-        chances = example.chances(weights)
-        said.extend(chances.alone)
-        true.extend(at in example.alone for at in range(len(chances.alone)))
-    bucket = np.clip(np.searchsorted(edges, said, side="right") - 1, 0, len(edges) - 2)
+    rows = [
+        (chance, at in example.alone)
+        for example in chosen
+        for at, chance in enumerate(example.chances(weights).alone)
+    ]
     buckets = []
-    for at in range(len(edges) - 1):
-        inside = bucket == at
-        if inside.any():
-            buckets.append(
-                Bucket(
-                    int(inside.sum()), float(np.mean(np.array(said)[inside])), float(np.mean(np.array(true)[inside]))
-                )
-            )
+    for low, high in pairwise(edges):
+        inside = [row for row in rows if low <= row[0] < high]
+        if inside:
+            said, true = (float(np.mean(column)) for column in zip(*inside, strict=True))
+            buckets.append(Bucket(low, high, len(inside), said, true))
     return buckets
 
 
