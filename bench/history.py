@@ -67,7 +67,7 @@ class Sizes:
 SIMULATED = Sizes(turns=80, high_tokens=4096, answer_tokens=110)
 REAL = Sizes(turns=80, high_tokens=1200, answer_tokens=48)
 QUICK_SIMULATED = Sizes(turns=30, high_tokens=900, answer_tokens=60)
-QUICK_REAL = Sizes(turns=12, high_tokens=240, answer_tokens=16)
+QUICK_REAL = Sizes(turns=20, high_tokens=400, answer_tokens=20)
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ class Chat:
         chats = self._chats
         request = ChatRequest(
             model="sim-model",
-            messages=[*self.messages, {"role": "user", "content": text}],  # type: ignore[list-item]
+            messages=[*self.messages, {"role": "user", "content": text}],
             user=self.user,
             **fields,
         )
