@@ -158,7 +158,7 @@ def print_results(told: Results, console: Console) -> None:
     if told.variants:
         console.print(results_table(told.variants, "Variants", told.variant))
     for line in _sentences(told):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(printable(line), markup=False, soft_wrap=True)
 
 
 def results_table(summaries: Sequence[Summary], title: str, recommended: Recommendation | None) -> Table:
