@@ -58,19 +58,20 @@ def test_a_bench_without_an_engine_reaches_its_verdict(name: str, tmp_path: Path
     assert_verdict(name, *quick_run(name, tmp_path, data=shared_data))
 
 
-def test_turns_predicts_every_prompt_and_reports_four_arms(
+def test_turns_predicts_every_prompt_and_reports_five_arms(
     tmp_path: Path, shared_data: Path, engine_url: str
 ) -> None:
     status, output, figures = quick_run("turns", tmp_path, "--engine-url", engine_url, data=shared_data)
     assert_verdict("turns", status, output, figures)
     table = figures["tables"][0]
-    assert len(table["rows"]) == 4
+    assert len(table["rows"]) == 5
     exact = table["columns"].index("predicted = reported")
-    assert [row[exact] for row in table["rows"]] == [1.0] * 4
+    assert [row[exact] for row in table["rows"]] == [1.0] * 5
     assert check_of(figures, "predicted = reported")["met"]
     cached = table["columns"].index("cached share")
     shares = [row[cached] for row in table["rows"]]
     assert shares[2] > shares[3] > shares[0], "kept turns are all cached, stripped ones more than chunks in front"
+    assert check_of(figures, "card: median TTFT of (v) / best fixed arm")["value"] > 0
 
 
 def test_evidence_scores_four_arms_on_the_same_questions(tmp_path: Path, shared_data: Path, engine_url: str) -> None:
