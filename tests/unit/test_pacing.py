@@ -132,6 +132,38 @@ def test_a_deadline_that_can_be_kept_goes_before_shorter_prefills() -> None:
     in_virtual_time(main)
 
 
+def test_a_deadline_is_kept_with_the_margin_of_its_prediction() -> None:
+    async def main() -> None:
+        pacer, order = a_pacer(), []
+        now_s = asyncio.get_running_loop().time()
+        slack_s = SPEED.predict_s(100) + 0.02
+        async with asyncio.TaskGroup() as group:
+            group.create_task(served(pacer, prefill(100), order))
+            urgent = prefill(800, now_s + SPEED.predict_s(800) + slack_s)
+            group.create_task(served(pacer, urgent, order))
+        assert order == [800, 100], "the short one would leave 20 ms, less than a tenth of the long one's prefill"
+
+    in_virtual_time(main)
+
+
+def test_urgent_requests_that_come_one_by_one_pass_the_one_in_turn_only_so_often() -> None:
+    async def main() -> None:
+        pacer, order = a_pacer(), []
+        loop = asyncio.get_running_loop()
+        prefill_s = SPEED.predict_s(400)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(served(pacer, prefill(401), order))
+            await asyncio.sleep(0.01)
+            group.create_task(served(pacer, prefill(300), order))
+            for _ in range(12):
+                urgent = prefill(400, loop.time() + 2.3 * prefill_s)
+                group.create_task(served(pacer, urgent, order))
+                await asyncio.sleep(prefill_s)
+        assert 1 < order.index(300) < 6
+
+    in_virtual_time(main)
+
+
 def test_background_work_waits_for_idleness_and_is_told_to_stop_by_a_request() -> None:
     async def main() -> None:
         pacer = a_pacer()
