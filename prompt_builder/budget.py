@@ -17,8 +17,8 @@ from prompt_builder.outlook import Prefix
 # (answer words found on the packaged model 0.58 instead of 0.42) and little beside extracts, which are evidence.
 EVIDENCE_SHARE = 0.05
 
-# A prompt that is late whatever is left out still gets its best extract where that adds at most this share to its
-# TTFT: the budget is missed anyway, and an answer from no passage at all would be late and worthless.
+# A prompt that is late whatever is left out still gets the best form of a chunk that takes at most this share of the
+# budget: it is missed anyway, and an answer from no passage at all would be late and worthless.
 LATE_SHARE = 0.1
 
 _TIES = 1e-9
@@ -80,13 +80,13 @@ class Filling:
         return best.filled
 
     def least(self, front: Front, means: Means) -> Filled:
-        """Without chunks; or with the one extract that is worth its time in a prompt that is late anyway."""
+        """Without chunks; or, where that is late anyway, with the one form that is worth its time."""
         bare = self.filled(front, means, ())
         if bare.forecast.fits:
             return bare
-        most_s = bare.forecast.ttft_s * (1 + LATE_SHARE)
-        extracts = [form for group in self.forms_beside(front) for form in group if form.value > 0]
-        for form in sorted(extracts, key=lambda form: (-form.value, form.tokens, form.chunk.label)):
+        most_s = bare.forecast.ttft_s + LATE_SHARE * (bare.forecast.budget_s or 0.0)
+        forms = [form for group in self.forms_beside(front) for form in group if form.value > 0]
+        for form in sorted(forms, key=lambda form: (-form.value, form.tokens, form.chunk.label)):
             cached, uncached = bare.forecast.cached_tokens, bare.forecast.uncached_tokens
             if means.forecast(uncached + form.tokens, cached).ttft_s <= most_s:
                 return self.filled(front, means, [form])
