@@ -40,6 +40,7 @@ def on_time(order: list[Queued]) -> int:
     return kept
 
 
+@settings(deadline=None)
 @given(st.lists(jobs, max_size=12), st.floats(0.0, 3.0))
 def test_an_order_holds_every_prefill_once(drawn: list[tuple[int, float | None, float]], passed_s: float) -> None:
     queue = a_queue(drawn)
@@ -47,6 +48,7 @@ def test_an_order_holds_every_prefill_once(drawn: list[tuple[int, float | None, 
     assert sorted(queued.number for queued in order) == list(range(len(drawn)))
 
 
+@settings(deadline=None)
 @given(st.lists(jobs, max_size=12))
 def test_without_deadlines_at_risk_the_order_is_that_of_the_turns(
     drawn: list[tuple[int, float | None, float]],
@@ -55,7 +57,7 @@ def test_without_deadlines_at_risk_the_order_is_that_of_the_turns(
     assert turn_order(queue, 0.0) == queue
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(jobs, max_size=6))
 def test_no_order_keeps_more_deadlines_than_those_chosen_to_be_kept(
     drawn: list[tuple[int, float | None, float]],
@@ -66,6 +68,7 @@ def test_no_order_keeps_more_deadlines_than_those_chosen_to_be_kept(
     assert len(chosen) == on_time(chosen) == best
 
 
+@settings(deadline=None)
 @given(st.lists(jobs, min_size=1, max_size=12))
 def test_deadlines_that_can_all_be_kept_are_kept_unless_the_one_in_turn_has_let_enough_pass(
     drawn: list[tuple[int, float | None, float]],
@@ -77,6 +80,7 @@ def test_deadlines_that_can_all_be_kept_are_kept_unless_the_one_in_turn_has_let_
         assert on_time(order) >= len(most_on_time(queue, 0.0))
 
 
+@settings(deadline=None)
 @given(st.lists(jobs, min_size=1, max_size=20), st.floats(0.0, 20.0))
 def test_urgent_prefills_pass_the_one_in_turn_for_a_bounded_time(
     drawn: list[tuple[int, float | None, float]], passed_s: float
@@ -90,6 +94,7 @@ def test_urgent_prefills_pass_the_one_in_turn_for_a_bounded_time(
     assert work_s <= max(OVERTAKING * head.job.seconds, passed_s, before[0].job.seconds if before else 0.0) + 1e-9
 
 
+@settings(deadline=None)
 @given(st.lists(jobs, min_size=1, max_size=20), st.integers(0, 4000), st.sampled_from([None, SPEED, FAST]))
 def test_what_is_released_keeps_to_the_limit_unless_it_is_alone(
     drawn: list[tuple[int, float | None, float]], in_flight: int, speed: SpeedEstimate | None
@@ -106,6 +111,7 @@ def test_what_is_released_keeps_to_the_limit_unless_it_is_alone(
             assert count == 0 or in_flight + sent <= limit
 
 
+@settings(deadline=None)
 @given(st.integers(0, 100_000), st.integers(0, 100_000))
 def test_the_limit_grows_with_the_queue(fewer: int, more: int) -> None:
     fewer, more = sorted((fewer, more))

@@ -211,6 +211,19 @@ def test_an_answer_that_is_not_streamed_counts_as_prefilled_when_expected() -> N
     in_virtual_time(main)
 
 
+def test_small_prefills_that_share_a_step_pay_the_fixed_cost_once() -> None:
+    async def main() -> None:
+        pacer = a_pacer()
+        entering = [asyncio.create_task(pacer.enter(prefill(20))) for _ in range(3)]
+        tickets = await asyncio.gather(*entering)
+        shared_s = SPEED.predict_s(20) + 2 * (SPEED.predict_s(20) - CPU_135M.fixed_s)
+        assert pacer.wait_s(1.0) == pytest.approx(shared_s)
+        tickets[0].done()
+        assert pacer.wait_s(1.0) == pytest.approx(shared_s - SPEED.predict_s(20) + CPU_135M.fixed_s), "it left"
+
+    in_virtual_time(main)
+
+
 def test_switched_off_everything_is_released_at_once_and_counted() -> None:
     async def main() -> None:
         pacer = a_pacer(enabled=False, max_queued=1)
