@@ -177,7 +177,7 @@ class Arms:
 
     fixed: tuple[Policy, ...]
     others: tuple[Policy, ...]
-    ours: Policy
+    ours: "Planned"
 
     @property
     def all(self) -> tuple[Policy, ...]:
