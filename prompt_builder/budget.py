@@ -68,11 +68,13 @@ class Filling:
 
         Not less than the best run of whole chunks in order of relevance that fits. Without any chunk where none fits.
         """
-        best = self._run(front, means, most_tokens)
+        spaces = self._spaces(front, means, most_tokens)
+        best = self._run(front, means, most_tokens, spaces)
         if len(best.forms) < min(self.most_chunks, len(self.wholes)) or not best.quotes:
             forms = self.forms_beside(front)
-            for space in self._spaces(front, means, most_tokens, forms):
-                best = self._better(best, self._packed(front, means, most_tokens, space, forms))
+            for space in spaces:
+                if space.room >= 0:
+                    best = self._better(best, self._packed(front, means, most_tokens, space, forms))
         if best.quotes and best.forms:
             quoted = self.filled(front, means, best.forms, evidence=True, first=best.first)
             if _fits(quoted, most_tokens):
@@ -124,9 +126,15 @@ class Filling:
         draft = self._drafts.draft(front, forms, evidence=evidence, first=first)
         return Filled(draft, means.foresee(front, draft.tail.ids))
 
-    def _run(self, front: Front, means: Means, most_tokens: int) -> _Packed:
+    def _run(self, front: Front, means: Means, most_tokens: int, spaces: Sequence[_Space]) -> _Packed:
         """The longest run of whole chunks, most relevant first, that fits."""
+        standing = standing_texts(front.past)
+        new_tokens = [0 if form.chunk.label in standing else form.tokens for form in self.wholes]
+        most_room = spaces[0].room + self._drafts.material.reference_line_tokens()
         for count in range(min(self.most_chunks, len(self.wholes)), 0, -1):
+            if len(spaces) == 1 and sum(new_tokens[:count]) > most_room:
+                # No chunk is resident behind the front: so many tokens need not be followed to be too many.
+                continue
             forms = tuple(self.wholes[:count])
             filled = self.filled(front, means, forms)
             if _fits(filled, most_tokens):
@@ -139,19 +147,21 @@ class Filling:
         """The knapsack's choice, with room for evidence where that costs little and whole chunks stand beside it."""
         taken = {form.chunk.label for form in space.first}
         rest = [() if form.chunk.label in taken else group for form, group in zip(self.wholes, forms, strict=True)]
-        knapsack = Knapsack(rest, space.room, self.most_chunks - len(space.first))
+        largest = sorted((max((form.tokens for form in group), default=0) for group in rest), reverse=True)
+        most_room = sum(largest[: self.most_chunks]) + self._drafts.evidence_tokens
+        room = min(space.room, most_room)
+        knapsack = Knapsack(rest, room, self.most_chunks - len(space.first))
 
         def chosen(room: int) -> tuple[Form, ...]:
             return (*space.first, *(form for form in knapsack.choice(room) if form is not None))
 
-        most, quotes = chosen(space.room), False
+        most, quotes = chosen(room), False
         if self._drafts.evidence_tokens:
-            beside = chosen(space.room - self._drafts.evidence_tokens)
+            beside = chosen(room - self._drafts.evidence_tokens)
             whole = any(form.chunk.form == "whole" for form in beside)
             if whole and _value(beside) >= (1 - EVIDENCE_SHARE) * _value(most) - _TIES:
                 most, quotes = beside, True
         first = tuple(form.chunk.label for form in space.first)
-        room = space.room
         filled = self.filled(front, means, most, first=first)
         while not _fits(filled, most_tokens):
             # Tokens of a line of references are those of its parts or fewer, on all tokenizers but odd ones.
@@ -176,12 +186,10 @@ class Filling:
         forecast = means.forecast(filled.forecast.uncached_tokens + more, filled.forecast.cached_tokens)
         return more > 0 and forecast.fits and filled.draft.tokens + more <= most_tokens
 
-    def _spaces(
-        self, front: Front, means: Means, most_tokens: int, forms: Sequence[tuple[Form, ...]]
-    ) -> list[_Space]:
+    def _spaces(self, front: Front, means: Means, most_tokens: int) -> list[_Space]:
         """Behind the front; and behind the chunks that continue it in the replica's cache, which cost nothing."""
         start = means.prefix(front)
-        spaces = [self._space(front, means, start, (), most_tokens, forms)]
+        spaces = [self._space(front, means, start, (), most_tokens)]
         if isinstance(start, ResidentPrefix):
             standing = standing_texts(front.past)
             pieces = [() if form.chunk.label in standing else form.chunk.rendered.token_ids for form in self.wholes]
@@ -192,8 +200,8 @@ class Filling:
                 for place in path:
                     prefix = prefix.extended(pieces[place])
                 first = tuple(self.wholes[place] for place in path)
-                spaces.append(self._space(front, means, prefix, first, most_tokens, forms))
-        return [space for space in spaces if space.room >= 0]
+                spaces.append(self._space(front, means, prefix, first, most_tokens))
+        return spaces
 
     def _space(
         self,
@@ -202,7 +210,6 @@ class Filling:
         prefix: Prefix,
         first: tuple[Form, ...],
         most_tokens: int,
-        forms: Sequence[tuple[Form, ...]],
     ) -> _Space:
         cached = prefix.resident_tokens
         material = self._drafts.material
@@ -211,9 +218,7 @@ class Filling:
             closing += material.reference_line_tokens()
         in_time = means.most_uncached(cached) - (prefix.tokens - cached) - closing
         in_window = most_tokens - prefix.tokens - closing
-        largest = sorted((max((form.tokens for form in group), default=0) for group in forms), reverse=True)
-        all_tokens = sum(largest[: self.most_chunks]) + self._drafts.evidence_tokens
-        return _Space(first, min(in_time, in_window, all_tokens))
+        return _Space(first, min(in_time, in_window))
 
 
 def _fits(filled: Filled, most_tokens: int) -> bool:
