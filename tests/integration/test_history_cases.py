@@ -243,6 +243,39 @@ async def test_the_front_of_the_next_prompt_is_computed_while_nobody_waits(
     assert (sent.cached_tokens or 0) >= front - 16
 
 
+@pytest.mark.parametrize("rendering", ["kept", "auto"])
+async def test_a_chunk_that_was_folded_away_is_sent_again_and_one_that_stands_is_named(
+    sim: EngineSim, model_dir: Path, tmp_path: Path, rendering: str
+) -> None:
+    chunk = "The ferry leaves at seven from the north pier."
+    settings = history_settings(tmp_path, sim, model_dir).model_copy(update={"rendering": rendering})
+    async with run_gateway(settings) as gateway:
+        store = await gateway.make_store("ferry", {"ferry.txt": chunk})
+        client = Client(gateway, f"refer {rendering}", vector_store_ids=[store])
+        folded = []
+        for at in range(40):
+            text = f"{rendering} {at}: when does the ferry leave the north pier?"
+            folded.append((await client.say(text))["plan"]["folded_messages"])
+            said = "\n".join(contents(sent_for(sim, text)))
+            assert said.count(f"\n{chunk}\n") == 1
+            if len(set(folded)) > 3:
+                break
+        assert len(set(folded)) > 3
+        # What was computed in advance is the whole front of what the planner then sent.
+        (prewarmed, sent) = _prewarmed_before(sim, text)
+        front = shared(prewarmed.prompt_token_ids, sent.prompt_token_ids)
+        assert front > len(prewarmed.prompt_token_ids) - 10
+        assert (sent.cached_tokens or 0) >= front - 16
+
+
+def _prewarmed_before(sim: EngineSim, text: str) -> tuple[Any, Any]:
+    """The last front that was computed in idle time before this was asked, and what was sent then."""
+    generations = list(sim.generations)
+    at = max(place for place, r in enumerate(generations) if text in r.body["messages"][-1]["content"])
+    fronts = [r for r in generations[:at] if r.body["messages"][-1]["content"] == "."]
+    return fronts[-1], generations[at]
+
+
 async def test_an_engine_that_will_not_summarise_costs_the_chat_nothing(
     sim: EngineSim, model_dir: Path, tmp_path: Path
 ) -> None:
