@@ -11,6 +11,7 @@ With `--engine-url` the default engine is the one given, and without `--tuned-ur
 import argparse
 import asyncio
 import random
+import secrets
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.calibrated import embedded_engine, measured_speed
-from bench.real_engine import RealEngine, bench_main, real_engine
+from bench.real_engine import EngineUnusable, RealEngine, bench_main, real_engine
 from bench.report import Options, Report
 from gateway.pacing import Pacer, Prefill
 from latency.speed import SpeedEstimate
@@ -59,16 +60,22 @@ class Arm:
         """Of a new prompt of so many tokens, the wait for its turn included."""
         ids = tuple(rng.randrange(*IDS) for _ in range(tokens))
         prompt = Prompt((), (Message("user", "-"),), ids, tokens, ())
-        salt = f"{rng.getrandbits(128):x}"
         if self.pacer is None:
-            return (await self.engine.ask(prompt, max_tokens=1, salt=salt)).ttft_s
+            return await self._ask(prompt)
         began_s = time.perf_counter()
         ticket = await self.pacer.enter(Prefill(tokens, 0, self.speed.predict_s(tokens), None))
         try:
             waited_s = time.perf_counter() - began_s
-            return waited_s + (await self.engine.ask(prompt, max_tokens=1, salt=salt)).ttft_s
+            return waited_s + await self._ask(prompt)
         finally:
             ticket.done()
+
+    async def _ask(self, prompt: Prompt) -> float:
+        # Arms and runs draw the same ids: a salt of its own keeps each prompt from what another left in the cache.
+        answer = await self.engine.ask(prompt, max_tokens=1, salt=secrets.token_hex(16))
+        if answer.cached_tokens:
+            raise EngineUnusable("It reuses blocks across cache salts, so that nothing can be compared.")
+        return answer.ttft_s
 
 
 async def run(options: Options) -> int:
