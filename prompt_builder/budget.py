@@ -81,17 +81,21 @@ class Filling:
                 return quoted
         return best.filled
 
-    def least(self, front: Front, means: Means) -> Filled:
+    def least(self, front: Front, means: Means, most_tokens: int) -> Filled:
         """Without chunks; or, where that is late anyway, with the one form that is worth its time."""
         bare = self.filled(front, means, ())
         if bare.forecast.fits:
             return bare
         most_s = bare.forecast.ttft_s + LATE_SHARE * (bare.forecast.budget_s or 0.0)
-        forms = [form for group in self.forms_beside(front) for form in group if form.value > 0]
+        room = most_tokens - bare.draft.tokens - self._drafts.material.reference_line_tokens()
+        forms = [
+            form for group in self.forms_beside(front) for form in group if form.value > 0 and form.tokens < room
+        ]
         for form in sorted(forms, key=lambda form: (-form.value, form.tokens, form.chunk.label)):
             cached, uncached = bare.forecast.cached_tokens, bare.forecast.uncached_tokens
             if means.forecast(uncached + form.tokens, cached).ttft_s <= most_s:
-                return self.filled(front, means, [form])
+                filled = self.filled(front, means, [form])
+                return filled if filled.draft.tokens <= most_tokens else bare
         return bare
 
     def forms_beside(self, front: Front) -> list[tuple[Form, ...]]:

@@ -234,7 +234,7 @@ class Planner:
             equal = [(one, means) for one, means in kept if round(one.draft.relevance, 9) == relevance]
             best = min(request.priced(equal), key=lambda choice: choice.price_s)
         else:
-            least = [Choice(request.filling.least(front, means), means) for front, means in pairs]
+            least = [Choice(request.filling.least(front, means, most), means) for front, means in pairs]
             best = min(least, key=lambda choice: choice.filled.forecast.ttft_s)
         dropped = [*request.left_out(best, most), *(window.dropped_turns(cut) if window is not None else ())]
         return request.finished(best, dropped)
