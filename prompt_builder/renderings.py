@@ -18,7 +18,8 @@ from prompt_builder.knapsack import Form
 LEAST_TURNS = 4
 MOST_TURNS = 16
 
-# A switch must promise to save this share. What is to come is guessed from few turns, and a switch cannot be undone.
+# A switch must promise to save this share of what the turn takes: what is to come is guessed from few turns, and what
+# was stripped stays so.
 SWITCH_MARGIN = 0.25
 
 # How often the turns to come may be stripped: every turn, every second, fourth, eighth, or never again.
