@@ -123,7 +123,7 @@ class Pipeline:
 
     def _without_deleted(self, transcript: Transcript, tenant: str) -> Transcript:
         """Deleted text answers nothing, not from an earlier turn either."""
-        if not any(message.context for message in transcript.past):
+        if not transcript.summary_files and not any(message.context for message in transcript.past):
             return transcript
         return without_files(transcript, partial(self._files.answers, tenant))
 

@@ -176,7 +176,7 @@ async def test_f3_f4_a_conversation_belongs_to_its_tenant_and_user(
         status, text = await call(shared, key, "POST", "/v1/chat/completions", other)
         assert status == 200
         assert "marmalade" not in text
-        assert [message["role"] for message in sim.generations[-1].body["messages"]] == ["system", "user"]
+        assert [message["role"] for message in sim.generations[-1].body["messages"]] == ["user"]
     again = question("And what did we say?", user="u1", headstart=named)
     await call(shared, A, "POST", "/v1/chat/completions", again)
     assert "marmalade" in str(sim.generations[-1].body["messages"])
