@@ -25,6 +25,7 @@ ENGINE = PrefillModel(fixed_s=0.010, per_token_s=0.00012, per_pair_s=2e-9)
 ANSWER_WORDS = 16
 DECODE_TOKENS_PER_S = 200
 NORMAL = 1.5
+CROWDS = 3
 PROBE_EVERY_S = 0.25
 RECOVERY_LIMIT_S = 30.0
 
@@ -127,6 +128,8 @@ class World:
         async with self._gateway(arm) as asker:
             for number, question in enumerate(asked_alone):
                 await asker.ask(question, top_k=1 + number % CHUNKS)
+            # Threads and their memory come with the first crowd; what is measured is whether it grows from there.
+            await asyncio.gather(*(asker.ask(f"{question} again") for question in asked_alone * CROWDS))
             before = peak = asker.server.rss_mib()
             began_s = time.perf_counter()
 
