@@ -28,7 +28,8 @@ from gateway.settings import Settings, process_environment
 SEED = 29
 OVERLOAD = 2.0
 BUDGET_PREFILLS = 4.0
-MEMORY_GROWTH_MIB = 64.0
+# What the bounded memories of tokenized texts, sentences and calls may take until they are full.
+MEMORY_GROWTH_MIB = 128.0
 RECOVERY_S = 5.0
 
 
