@@ -185,7 +185,7 @@ class Arms:
 
 
 def arms(serving: Serving) -> Arms:
-    """No arm has evidence lines but the one that says so."""
+    """Ours are the product's defaults; the fixed arms have no evidence lines, which would cost them chunks."""
     extracts = Extracts(serving.tokenizer)
     top_k = Settings().top_k
     wholes = [WholeChunks(most) for most in range(1, FIXED_CHUNKS + 1)]
@@ -193,9 +193,9 @@ def arms(serving: Serving) -> Arms:
         fixed=(*wholes, BestSentences("best sentences", extracts), TwoEach(extracts)),
         others=(
             BestSentences("best sentences by headstart's estimate", extracts, by_chance=True),
-            Planned("headstart with evidence lines", serving, top_k, Settings().evidence_lines),
+            Planned("headstart without evidence lines", serving, top_k),
         ),
-        ours=Planned("headstart", serving, top_k),
+        ours=Planned("headstart", serving, top_k, Settings().evidence_lines),
     )
 
 

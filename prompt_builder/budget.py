@@ -15,7 +15,7 @@ from prompt_builder.outlook import Prefix
 
 # Evidence lines may take the place of this share of the relevance, no more. They are worth most beside whole chunks
 # (answer words found on the packaged model 0.58 instead of 0.42) and little beside extracts, which are evidence.
-EVIDENCE_SHARE = 0.05
+EVIDENCE_SHARE = 0.02
 
 # A prompt that is late whatever is left out still gets the best form of a chunk that takes at most this share of the
 # budget: it is missed anyway, and an answer from no passage at all would be late and worthless.
