@@ -11,6 +11,7 @@ from gateway.wire import MOST_BUDGET_MS, ChatRequest, invalid
 
 HEADER = "X-TTFT-Budget-Ms"
 METADATA_KEY = "ttft_budget_ms"
+TOTAL_FIELD = "headstart.total_budget_ms"
 
 # Codes of refusals because of time.
 TOO_SMALL = "ttft_budget_too_small"

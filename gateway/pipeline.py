@@ -30,7 +30,7 @@ from prompt_builder.types import Limits, Message, Transcript
 from retrieval.retriever import Retriever
 from retrieval.types import Candidates, Query
 
-BUDGET_CANDIDATES = 20
+BUDGET_CANDIDATES = 10
 OWN_TIME_S = 0.003
 OWN_TIME_SHARE = 0.1
 
@@ -169,7 +169,7 @@ class Pipeline:
             candidates=candidates,
             limits=limits,
             clock=clock,
-            plan=within_total(plan, budget, outlook.speed),
+            plan=within_total(plan, budget, outlook.speed, limits.window_tokens),
             prompt=prompt,
             budget=budget,
             retrieve_ms=(retrieved - began) * 1000,

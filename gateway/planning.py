@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from gateway.answers import forecast_wire
-from gateway.budgets import BUSY, TOO_SMALL, Budget
+from gateway.budgets import BUSY, TOO_SMALL, TOTAL_FIELD, Budget
 from gateway.errors import ApiError, ErrorKind
 from gateway.messages import Conversation
 from gateway.serving import Serving
@@ -45,10 +45,11 @@ def plan_prompt(
     return plan, serving.builder.render(plan, salt, exact=reason is None, reason=reason)
 
 
-def within_total(plan: Plan, budget: Budget, speed: SpeedEstimate | None) -> Plan:
+def within_total(plan: Plan, budget: Budget, speed: SpeedEstimate | None, window_tokens: int | None) -> Plan:
     """The plan with `max_tokens` that the total budget leaves time for, at the speed that is kept with the quantile.
 
-    At least one token: best effort answers something. Raises ApiError where a strict budget leaves no time for one.
+    At least one token: best effort answers something. An answer that only the window of so many tokens ends stays
+    unbounded: an engine refuses to be asked for more than there is room for.
     """
     total_s, forecast = budget.total_s, plan.forecast
     if total_s is None:
@@ -58,18 +59,11 @@ def within_total(plan: Plan, budget: Budget, speed: SpeedEstimate | None) -> Pla
         reason = "The engine's speed is not known yet: the total budget does not bound the answer."
         return replace(plan, dropped=(*plan.dropped, Dropped("max_tokens", "total_budget_ms", reason)))
     left_s = total_s - forecast.safe_ttft_s
-    tokens = 1 + int(left_s / token_s) if left_s >= 0 else 0
-    if tokens < 1 and budget.strict:
-        raise ApiError(
-            ErrorKind.INVALID,
-            f"headstart.total_budget_ms: the first token alone is predicted after {forecast.safe_ttft_s * 1000:.0f} "
-            f"ms (with probability {forecast.quantile:g}), later than {total_s * 1000:.0f} ms. Raise the budget.",
-            param="headstart.total_budget_ms",
-            code=TOO_SMALL,
-            forecast=forecast_wire(forecast),
-        )
-    tokens = max(1, tokens)
-    if plan.max_tokens is not None and plan.max_tokens <= tokens:
+    tokens = 1 + int(left_s / token_s) if left_s >= 0 else 1
+    most = plan.max_tokens
+    if most is None and window_tokens is not None:
+        most = window_tokens - forecast.cached_tokens - forecast.uncached_tokens
+    if most is not None and most <= tokens:
         return plan
     reason = (
         f"{left_s * 1000:.0f} ms of the total budget of {total_s * 1000:.0f} ms are left for the answer: {tokens} "
@@ -82,30 +76,35 @@ def within_total(plan: Plan, budget: Budget, speed: SpeedEstimate | None) -> Pla
 def refuse_if_late(forecast: Forecast | None, budget: Budget) -> None:
     """Raises ApiError, with the prediction, for a strict budget that is predicted to be missed.
 
-    429 with Retry-After when an idle engine would keep it, 400 when nothing would. Without a prediction nothing is
-    refused: only what is proven not to fit.
+    A total budget is missed where it leaves no time for one token. 429 with Retry-After when an idle engine would
+    keep the budget, 400 when nothing would. Without a prediction nothing is refused: only what is proven not to fit.
     """
-    if not budget.strict or forecast is None or forecast.fits or budget.ttft_s is None:
+    if not budget.strict or forecast is None:
         return
-    budget_ms = budget.ttft_s * 1000
+    for limit_s, source in ((budget.ttft_s, budget.source), (budget.total_s, TOTAL_FIELD)):
+        if limit_s is not None and forecast.safe_ttft_s > limit_s:
+            raise _refusal(forecast, limit_s, source)
+
+
+def _refusal(forecast: Forecast, limit_s: float, source: str | None) -> ApiError:
     said = (
-        f"{budget.source}: the smallest prompt for this request has {forecast.uncached_tokens} tokens to compute; "
+        f"{source}: the smallest prompt for this request has {forecast.uncached_tokens} tokens to compute; "
         f"its first token is predicted after {forecast.safe_ttft_s * 1000:.0f} ms (with probability "
-        f"{forecast.quantile:g}), later than {budget_ms:.0f} ms"
+        f"{forecast.quantile:g}), later than {limit_s * 1000:.0f} ms"
     )
-    if forecast.safe_ttft_s - forecast.queue_s <= budget.ttft_s:
-        raise ApiError(
+    if forecast.safe_ttft_s - forecast.queue_s <= limit_s:
+        return ApiError(
             ErrorKind.RATE_LIMITED,
             f"{said}, because {forecast.queue_s * 1000:.0f} ms of work are queued before it. Try again later.",
-            param=budget.source,
+            param=source,
             code=BUSY,
             retry_after_s=forecast.queue_s,
             forecast=forecast_wire(forecast),
         )
-    raise ApiError(
+    return ApiError(
         ErrorKind.INVALID,
         f"{said}. Raise the budget, shorten the question, or ask for policy 'best_effort'.",
-        param=budget.source,
+        param=source,
         code=TOO_SMALL,
         forecast=forecast_wire(forecast),
     )
