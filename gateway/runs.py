@@ -80,10 +80,12 @@ class Run:
             self._residency.generated(self._lease, ())
 
     def first_token_expected(self) -> None:
-        """For an answer that comes whole: its first token is taken to come when it was predicted."""
+        """For an answer that comes whole: its first token is taken to come when it was predicted.
+
+        Where nothing was predicted it is taken to be there: else the answer's decode would hold up all others.
+        """
         forecast = self.work.forecast
-        if forecast is not None:
-            self._ticket.first_token_expected(forecast.safe_prefill_s)
+        self._ticket.first_token_expected(forecast.safe_prefill_s if forecast is not None else 0.0)
 
     def answered(self, usage: EngineUsage) -> None:
         """The answer is complete: what was predicted meets what the engine reports."""

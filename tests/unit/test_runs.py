@@ -1,5 +1,7 @@
 """A request's stay on a replica: what it teaches, what it leaves in the cache, and that everything comes back."""
 
+import asyncio
+
 import pytest
 
 from cache.residency import Residency
@@ -133,3 +135,14 @@ async def test_a_prompt_that_only_the_engine_knows_has_no_prediction() -> None:
     assert run.cached_tokens is None
     await answered(scene, run, usage())
     assert scene.learned.prefills == [(17, 0, 0.25, 2)]
+
+
+async def test_a_whole_answer_of_which_nothing_is_foretold_does_not_hold_up_the_next_prefill() -> None:
+    scene = Scene()
+    run = await scene.run()
+    run.first_token_expected()
+    await asyncio.sleep(0.01)
+    assert scene.pacer.idle
+    assert scene.pacer.decoding == 1
+    run.close()
+    assert scene.pacer.decoding == 0
