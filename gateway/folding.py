@@ -18,7 +18,7 @@ from gateway.replicas import Replica
 from gateway.turns import Turn
 from prompt_builder.chain import link_of
 from prompt_builder.history import Marks, is_usable, marks, summary_of
-from prompt_builder.transcripts import Transcripts, continued
+from prompt_builder.transcripts import Transcripts, continued, files_in
 from prompt_builder.types import PastMessage, Prompt, Transcript
 from retrieval.types import Candidates
 
@@ -61,11 +61,15 @@ class FoldSettings:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A summary of the first `messages` of a conversation, whose chain has this link, that is not in use yet."""
+    """A summary of the first `messages` of a conversation, whose chain has this link, that is not in use yet.
+
+    `file_ids` are the files whose text it may hold: those of the moment when it was made.
+    """
 
     link: str
     messages: int
     summary: str
+    file_ids: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -74,7 +78,6 @@ class _Job:
     running: bool = False
 
 
-_Key = tuple[str, str | None, str, str]
 Remembered = TypeVar("Remembered")
 
 
@@ -91,9 +94,9 @@ class Folder:
         self._transcripts = transcripts
         self._settings = settings
         self._group = asyncio.TaskGroup()
-        self._jobs: OrderedDict[_Key, _Job] = OrderedDict()
-        self._drafts: OrderedDict[_Key, Draft] = OrderedDict()
-        self._failures: OrderedDict[_Key, int] = OrderedDict()
+        self._jobs: OrderedDict[str, _Job] = OrderedDict()
+        self._drafts: OrderedDict[str, Draft] = OrderedDict()
+        self._failures: OrderedDict[str, int] = OrderedDict()
         self.counts = FoldCounts()
 
     async def __aenter__(self) -> "Folder":
@@ -157,10 +160,10 @@ class Folder:
     def _may_prewarm(self, turn: Turn) -> bool:
         return self._settings.prewarm and _may_break(turn)
 
-    def _drop(self, key: _Key) -> None:
+    def _drop(self, key: str) -> None:
         self._jobs.pop(key).task.cancel()
 
-    async def _work(self, key: _Key, turn: Turn, answer: str) -> None:
+    async def _work(self, key: str, turn: Turn, answer: str) -> None:
         task = asyncio.current_task()
         try:
             async with self._replica.pacer.background() as idle:
@@ -180,7 +183,7 @@ class Folder:
             if (job := self._jobs.get(key)) is not None and job.task is task:
                 del self._jobs[key]
 
-    async def _fold(self, key: _Key, turn: Turn, answer: str, idle: Background) -> bool:
+    async def _fold(self, key: str, turn: Turn, answer: str, idle: Background) -> bool:
         """Whether there was something to fold."""
         transcript = turn.transcript
         at = self.marks_of(turn)
@@ -205,7 +208,7 @@ class Folder:
             turn.served_model,
             folded,
             draft.summary,
-            transcript.summary_files,
+            draft.file_ids,
         )
         self.counts.folded += 1
         self._drafts.pop(key, None)
@@ -217,7 +220,7 @@ class Folder:
         transcript = turn.transcript
         return transcript.folded < draft.messages < len(transcript.past) and draft.link == _link(turn, draft.messages)
 
-    async def _draft(self, key: _Key, turn: Turn, messages: int, at: Marks, idle: Background) -> Draft | None:
+    async def _draft(self, key: str, turn: Turn, messages: int, at: Marks, idle: Background) -> Draft | None:
         """None when the engine's words are no summary; raises ApiError when it has none."""
         prose = ""
         if self._settings.mode == "engine" and self._failures.get(key, 0) < ENGINE_FAILURES:
@@ -241,7 +244,8 @@ class Folder:
             count=turn.serving.tokenizer.count,
             prose=prose,
         )
-        return Draft(_link(turn, messages), messages, summary) if summary else None
+        file_ids = (*transcript.summary_files, *files_in(transcript.past[:messages]))
+        return Draft(_link(turn, messages), messages, summary, file_ids) if summary else None
 
     async def _next_prompt(self, turn: Turn, transcript: Transcript) -> Prompt:
         """What the planner would make of this transcript now, without chunks."""
@@ -258,7 +262,7 @@ class Folder:
         )
         return prompt
 
-    def _failed(self, key: _Key) -> None:
+    def _failed(self, key: str) -> None:
         _remember(self._failures, key, self._failures.get(key, 0) + 1)
 
     async def _prewarm_stripped(self, turn: Turn, answer: str, idle: Background) -> None:
@@ -289,18 +293,21 @@ def _may_break(turn: Turn) -> bool:
     return turn.prompt.token_ids is not None and bool(plan.chunks or plan.references or plan.evidence or plan.facts)
 
 
-def _key_of(turn: Turn) -> _Key:
-    """Conversations of one user that begin with the same turn share their place in the queue, nothing else."""
+def _key_of(turn: Turn) -> str:
+    """Conversations of one user that begin with the same turn share their place in the queue, nothing else.
+
+    A digest: keys outlive their conversations, and a first message may be of any length.
+    """
     past = turn.transcript.past
     first = past[:2] or (PastMessage("user", turn.transcript.question),)
-    return (turn.context.tenant, turn.request.user, turn.served_model, "\x00".join(m.content for m in first))
+    return link_of(turn.context.tenant, turn.request.user, turn.served_model, first)
 
 
 def _link(turn: Turn, messages: int) -> str:
     return link_of(turn.context.tenant, turn.request.user, turn.served_model, turn.transcript.past[:messages])
 
 
-def _remember(into: OrderedDict[_Key, Remembered], key: _Key, value: Remembered) -> None:
+def _remember(into: OrderedDict[str, Remembered], key: str, value: Remembered) -> None:
     into[key] = value
     into.move_to_end(key)
     while len(into) > MOST_REMEMBERED:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from bench.engine_sim import AnswerContext, Fault
 from gateway.folding import MOST_JOBS, FoldSettings
 from prompt_builder.layout import SUMMARY_MARK
-from prompt_builder.types import Transcript
+from prompt_builder.types import PromptChunk, Transcript
+from retrieval.types import RenderedChunk
 from tests.support.chats import FILLER, INSTRUCTION_START, SUMMARY, SYSTEM, Chat, Chats, answer, chats_of, until
 
 HIGH, LOW = 1000, 500
@@ -287,6 +289,32 @@ async def test_a_finished_summary_is_not_asked_for_again_when_its_prewarm_is_int
         await chat.say("Go on.")
         assert (await chat.transcript()).folded > 0
         assert len(summaries_asked(chats)) == 1
+
+
+async def test_a_summary_from_an_interrupted_fold_goes_with_the_files_of_its_time(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    async with chats_of(tmp_path, model_dir, fold=FOLD, time_scale=0.3) as chats:
+        chat, other = chats.chat(), chats.chat("bob", "")
+        first = await chat.say(questions(1)[0])
+        said = chat.messages[-1]["content"]
+        rendered = RenderedChunk("k7f2a", "[k7f2a] Boats\nBerth 7 is free.\n\n", ())
+        held = PromptChunk("k7f2a", "file-boats", "boats.md", "Boats", 0.5, "Berth 7 is free.", rendered)
+        with_chunk = replace(first.plan, chunks=(held,))
+        await chats.transcripts.record("t", chat.user, "sim-model", first.transcript, with_chunk, said)
+        await talk(chat, 6, 1)
+        while not chats.folder.counts.abandoned:
+            await chat.say(questions(1, len(chat.messages))[0], settle=False)
+            await until(lambda: not chats.folder.waiting or _prewarming(chats))
+            if chats.folder.waiting:
+                await other.say("Hello?")
+        # The file is deleted: from now on the turn stands without what was taken from it.
+        await chats.transcripts.record("t", chat.user, "sim-model", first.transcript, first.plan, said)
+        await chat.say("Go on.")
+        after = await chat.transcript()
+        assert after.folded > 0
+        assert len(summaries_asked(chats)) == 1
+        assert after.summary_files == ("file-boats",)
 
 
 def _prewarming(chats: Chats) -> bool:
