@@ -64,13 +64,7 @@ class Replica:
 
         Whoever got a run closes it, whatever happens.
         """
-        forecast = work.forecast
-        job = Prefill(
-            uncached_tokens=forecast.uncached_tokens if forecast else work.tokens,
-            cached_tokens=forecast.cached_tokens if forecast else 0,
-            seconds=forecast.prefill_s if forecast else 0.0,
-            deadline_s=work.deadline_s,
-        )
+        job = self._job(work)
         try:
             ticket = await self.pacer.enter(job)
         except QueueFull as full:
@@ -81,6 +75,13 @@ class Replica:
                 retry_after_s=full.wait_s,
             ) from None
         return Run(work, ticket, self.residency, self.speed, salt=salt, decoding=self.pacer.decoding)
+
+    def _job(self, work: Work) -> Prefill:
+        """A prompt whose ids are not known is taken to be computed whole."""
+        forecast, speed = work.forecast, self.speed.estimate
+        if forecast is not None:
+            return Prefill(forecast.uncached_tokens, forecast.cached_tokens, forecast.prefill_s, work.deadline_s)
+        return Prefill(work.tokens, 0, 0.0 if speed is None else speed.predict_s(work.tokens), work.deadline_s)
 
     @property
     def model(self) -> str | None:

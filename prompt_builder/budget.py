@@ -1,5 +1,6 @@
 """The most relevant prompt that a budget allows on one replica, in one rendering of the past."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -91,12 +92,16 @@ class Filling:
         forms = [
             form for group in self.forms_beside(front) for form in group if form.value > 0 and form.tokens < room
         ]
-        for form in sorted(forms, key=lambda form: (-form.value, form.tokens, form.chunk.label)):
-            cached, uncached = bare.forecast.cached_tokens, bare.forecast.uncached_tokens
-            if means.forecast(uncached + form.tokens, cached).ttft_s <= most_s:
-                filled = self.filled(front, means, [form])
-                return filled if filled.draft.tokens <= most_tokens else bare
-        return bare
+        cached, uncached = bare.forecast.cached_tokens, bare.forecast.uncached_tokens
+        sizes = sorted({form.tokens for form in forms})
+        # Time grows with tokens: the sizes that are in time come first.
+        in_time = bisect_left(sizes, True, key=lambda size: means.forecast(uncached + size, cached).ttft_s > most_s)
+        worth = [form for form in forms if in_time and form.tokens <= sizes[in_time - 1]]
+        if not worth:
+            return bare
+        best = min(worth, key=lambda form: (-form.value, form.tokens, form.chunk.label))
+        filled = self.filled(front, means, [best])
+        return filled if filled.draft.tokens <= most_tokens else bare
 
     def forms_beside(self, front: Front) -> list[tuple[Form, ...]]:
         """A chunk that stands in the past costs its name in a line; one whose label means another chunk is absent."""

@@ -9,10 +9,10 @@ from prompt_builder.types import Tokenizer
 
 Value = TypeVar("Value")
 
-MOST_TOKENS = 1_000_000
+MOST_TOKENS = 500_000
 
-# What an entry costs beside its tokens (key, links, tuple header), in tokens of eight bytes.
-_ENTRY_TOKENS = 40
+# What an entry costs beside its tokens (key, links, tuple header), in tokens of about 40 bytes.
+_ENTRY_TOKENS = 8
 
 
 class MemoTokenizer:

@@ -16,7 +16,7 @@ from prompt_builder.types import PromptChunk, Tokenizer
 # little of, one sentence may be half of the budget.
 LONG_SENTENCE_TOKENS = 60
 LEAST_CLAUSE_TOKENS = 24
-MEMO_CHUNKS = 1024
+MEMO_CHUNKS = 512
 GAP = "…"
 NEWLINE = "\n"
 

@@ -38,6 +38,8 @@ def test_the_least_recently_used_leave_and_the_bound_holds() -> None:
         memo.encode(f"text {number}")
         assert memo.tokens_held <= 1_000
     assert inner.encoded.count("first") == 1
+    for number in range(50, 250):
+        memo.encode(f"text {number}")
     memo.encode("text 0")
     assert inner.encoded.count("text 0") == 2
 

@@ -1,0 +1,150 @@
+"""`python -m bench.plan`: what a plan takes, in milliseconds of processor time, without an engine.
+
+MTRAG's passages as 20 candidates, conversations of 40 turns, the packaged model's tokenizer; with and without a
+budget, past turns stripped or as the fitted model says. Every plan is of a new question in a conversation that grew
+by a turn, as the gateway meets it: the turns before are known, the last one and the question are not. Chunks that no
+plan has met yet are cut into sentences first: that has rows of its own.
+"""
+
+import asyncio
+import gc
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.datasets import mtrag
+from bench.report import Cell, Options, Report, parse_options
+from bench.retrieved import Asked, as_stored, retrieve
+from cache.residency import Residency
+from gateway.backends.facts import EngineFacts
+from gateway.cli.serve import settle_memory
+from gateway.engine.prepare import MODEL_NAME
+from gateway.serving import Serving, make_serving
+from gateway.settings import Settings
+from latency.model import CPU_135M
+from latency.speed import SpeedEstimate
+from prompt_builder.outlook import Clock, Outlook
+from prompt_builder.transcripts import context_of
+from prompt_builder.types import Limits, PastMessage, Plan, Transcript
+from retrieval.types import Candidates
+
+CANDIDATES = 20
+TURNS = 40
+TOP_K = 5
+BLOCK_TOKENS, BLOCKS = 32, 1455
+WINDOW_TOKENS = 8192
+QUESTIONS = 100
+QUICK_QUESTIONS = 20
+BUDGETS_S = (None, 0.3, 0.75, 1.5, 3.0)
+MOST_P95_MS = 2.0
+SEED = 3
+SALT = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    rendering: str
+    budget_s: float | None
+
+    @property
+    def name(self) -> str:
+        budget = "no budget" if self.budget_s is None else f"budget {self.budget_s:g} s"
+        return f"{self.rendering}, {budget}"
+
+
+async def run(options: Options) -> int:
+    report = Report("plan")
+    data = mtrag()
+    questions = data.questions[: QUICK_QUESTIONS if options.quick else QUESTIONS]
+    found = await retrieve(data.passages, [Asked(question.text) for question in questions], CANDIDATES)
+    rows: list[list[Cell]] = []
+    worst_ms = 0.0
+    for rendering in ("stripped", "auto"):
+        settings = Settings(tokenizer=MODEL_NAME, rendering=rendering)
+        serving = await asyncio.to_thread(make_serving, settings, EngineFacts(reachable=False))
+        if not serving.tokenizer.exact:
+            raise SystemExit("The packaged model is not prepared: run 'headstart engine' or 'make demo' once.")
+        candidates = as_stored(serving.renderer, found)
+        texts = [question.text for question in questions]
+        # As `headstart serve` does when it has started.
+        settle_memory()
+        cold = Case(rendering, BUDGETS_S[-1])
+        rows.append(_row(f"{cold.name}, chunks met for the first time", *_measure(serving, cold, texts, candidates)))
+        for budget_s in BUDGETS_S:
+            case = Case(rendering, budget_s)
+            taken_ms, tokens = _measure(serving, case, texts, candidates)
+            worst_ms = max(worst_ms, float(np.percentile(taken_ms, 95)))
+            rows.append(_row(case.name, taken_ms, tokens))
+    report.table(
+        f"{CANDIDATES} candidates, {TURNS} turns before, {len(questions)} questions: processor time of a plan",
+        ("case", "p50 ms", "p95 ms", "longest ms", "prompt tokens p50"),
+        rows,
+    )
+    gc.unfreeze()
+    report.at_most("p95 ms of the slowest case", worst_ms, MOST_P95_MS)
+    return report.finish(options)
+
+
+def _row(name: str, taken_ms: Sequence[float], tokens: Sequence[int]) -> list[Cell]:
+    p95_ms = float(np.percentile(taken_ms, 95))
+    return [name, float(np.median(taken_ms)), p95_ms, max(taken_ms), float(np.median(tokens))]
+
+
+def _measure(
+    serving: Serving, case: Case, questions: Sequence[str], candidates: Sequence[Candidates]
+) -> tuple[list[float], list[int]]:
+    """Milliseconds of each plan; prompt tokens of each. The first plans warm up what a gateway has warm."""
+    residency = Residency(BLOCK_TOKENS, BLOCKS)
+    speed = SpeedEstimate(CPU_135M, factor=1.1, quantile=0.95, samples=100, source="learned")
+    limits = Limits(WINDOW_TOKENS, 256, 256, TOP_K)
+    rng = random.Random(SEED)
+    past = _conversation(rng, candidates)
+    taken_ms: list[float] = []
+    tokens: list[int] = []
+    stripped = 0
+    for number, (question, wanted) in enumerate(zip(questions, candidates, strict=True)):
+        transcript = Transcript("Answer briefly.", tuple(past), question, known=len(past), stripped=stripped)
+        outlook = Outlook("engine", speed, lambda seconds: 0.0, residency.prefix(SALT))
+        began_s = time.thread_time()
+        plan = serving.planner.plan(transcript, wanted, limits, (outlook,), Clock(case.budget_s, 0.02))
+        took_ms = (time.thread_time() - began_s) * 1000
+        prompt = serving.builder.render(plan, SALT)
+        if prompt.token_ids is not None:
+            lease = residency.begin(prompt.token_ids, SALT)
+            residency.generated(lease, ())
+            residency.end(lease)
+        stripped = plan.stripped
+        past = [*past[2:], *_turn(question, plan, number)]
+        stripped = max(0, stripped - 2)
+        if number >= len(questions) // 10:
+            taken_ms.append(took_ms)
+            tokens.append(prompt.tokens)
+    return taken_ms, tokens
+
+
+def _conversation(rng: random.Random, candidates: Sequence[Candidates]) -> list[PastMessage]:
+    """Turns of an ordinary length: a question, and an answer of some sentences out of the passages."""
+    past: list[PastMessage] = []
+    for turn in range(TURNS):
+        text = rng.choice(rng.choice(candidates).items).chunk.text
+        past += [PastMessage("user", f"{turn}: {text[:80]}?"), PastMessage("assistant", text[:400])]
+    return past
+
+
+def _turn(question: str, plan: Plan, number: int) -> list[PastMessage]:
+    return [
+        PastMessage("user", question, context_of(plan)),
+        PastMessage("assistant", f"Answer {number}: {plan.chunks[0].body[:300] if plan.chunks else 'unknown'}"),
+    ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return asyncio.run(run(parse_options(__doc__ or "", arguments)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
