@@ -61,7 +61,8 @@ def operations_router(
         )
 
     @router.get("/metrics")
-    def prometheus() -> Response:
+    async def prometheus() -> Response:
+        # On the event loop, a millisecond or two: gauges read what belongs to it and changes there.
         return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/v1/calls")

@@ -1,3 +1,4 @@
+import asyncio
 import json
 import re
 from dataclasses import dataclass, field, replace
@@ -72,6 +73,19 @@ def operators(engine: Engine, calls: Calls, as_clients: Any) -> tuple[TestClient
 
     router = operations_router(engine, Metrics(), calls, health, lambda: {"rebuilt": 2})
     return as_clients(router, console_router())
+
+
+def test_gauges_are_read_on_the_event_loop_whose_state_they_show(
+    engine: Engine, calls: Calls, as_clients: Any
+) -> None:
+    def on_the_loop() -> float:
+        return float(asyncio.get_running_loop().is_running())
+
+    metrics = Metrics()
+    metrics.gauge("headstart_test_gauge", "Read in a thread it would raise", on_the_loop)
+    health = StoreHealth("memory", False, 0.0, 0, 0)
+    router = operations_router(engine, metrics, calls, lambda: health, dict)
+    assert "headstart_test_gauge 1.0" in as_clients(router, console_router())[0].get("/metrics").text
 
 
 def call(tenant: str, number: int) -> Call:
