@@ -9,6 +9,8 @@ _SENTENCE_END = re.compile(r"(?<=[.!?…۔؟।॥։።])\s+|(?<=[.!?…][\"'”
 _CLAUSE_END = re.compile(r"(?<=[,;:،、，；])\s*|\s+")
 _CLAUSE = re.compile(r"(?<=[,;:،؛)])\s+|(?<=[，、；：])|\s+(?=[(–—])")
 _ABBREVIATION = re.compile(r"(?:^|[\s(])(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|No|vs|e\.g|i\.e)\.$")
+# The number of a list's entry belongs to the entry.
+_NUMBERING = re.compile(r"\d{1,3}\.")
 # Scripts written without spaces are compared by pairs of letters, all others by words.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af"
 _TERMS = re.compile(rf"[{_UNSPACED}]+|[^\W_{_UNSPACED}]+")
@@ -32,7 +34,7 @@ def split(text: str) -> list[Sentence]:
         part = text[start : end.start() if end else len(text)].strip()
         joined = f"{held} {part}".strip() if held else part
         start = end.end() if end else len(text)
-        if end and _ABBREVIATION.search(joined[-8:]):
+        if end and (_ABBREVIATION.search(joined[-8:]) or _NUMBERING.fullmatch(joined)):
             held = joined
             continue
         held = ""

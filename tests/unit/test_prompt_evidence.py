@@ -107,6 +107,16 @@ def test_sentences_keep_all_text_and_do_not_end_at_abbreviations() -> None:
     assert sentences("") == sentences(" \n ") == []
 
 
+def test_the_number_of_a_list_entry_is_no_sentence() -> None:
+    assert sentences("1. The minutes were agreed.\n2. Nobody spoke. It was 1987. The end.\n12.\nLast.") == [
+        "1. The minutes were agreed.",
+        "2. Nobody spoke.",
+        "It was 1987.",
+        "The end.",
+        "12. Last.",
+    ]
+
+
 def test_text_without_full_stops_is_cut_into_pieces() -> None:
     pieces = sentences("ไม่มีจุด" * 200)
     assert len(pieces) > 1
