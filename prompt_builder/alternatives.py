@@ -10,7 +10,7 @@ MOST_ROWS = 8
 
 
 def alternatives(filling: Filling, front: Front, means: Means, most_tokens: int) -> tuple[Alternative, ...]:
-    """At most MOST_ROWS, by growing budget: from no chunk to all that a request without a budget gets."""
+    """At most MOST_ROWS, by growing budget and relevance: from least to all that a request without a budget gets."""
     forms = filling.forms_beside(front)
     wanted = filling.wholes[: filling.most_chunks]
     total = sum(form.value for form in wanted) or 1.0
@@ -37,8 +37,12 @@ def alternatives(filling: Filling, front: Front, means: Means, most_tokens: int)
             uncached_tokens=filled.forecast.uncached_tokens,
             relevance_kept=min(1.0, filled.draft.relevance / total),
         )
-        if not rows or row.relevance_kept > rows[-1].relevance_kept:
-            rows.append(row)
+        if rows and row.relevance_kept <= rows[-1].relevance_kept:
+            continue
+        # A longer prompt may be cached further, and then costs less than a shorter one that holds less.
+        while rows and rows[-1].budget_s >= row.budget_s:
+            rows.pop()
+        rows.append(row)
     return _thinned(rows)
 
 

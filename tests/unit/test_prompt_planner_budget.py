@@ -315,6 +315,17 @@ def test_alternatives_rise_from_no_chunk_to_all() -> None:
     assert planner().alternatives(QUESTION, found(8), UNLIMITED) == ()
 
 
+def test_no_alternative_costs_more_than_one_that_holds_more() -> None:
+    """What was just sent is cached to its end, and so costs less than no chunk at all."""
+    residency = Residency(64, 1_000)
+    computed(residency, planner().plan(QUESTION, found(2), UNLIMITED))
+    rows = planner().alternatives(QUESTION, found(2), UNLIMITED, (outlook(residency),), Clock(0.2, 0.0))
+    budgets = [row.budget_s for row in rows]
+    assert budgets == sorted(set(budgets))
+    assert rows[0].chunks > 0
+    assert rows[-1].relevance_kept == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("clock", [Clock(None, 0.0), Clock(1.0, 0.0), Clock(0.2, 0.0)])
 def test_a_plan_over_twenty_candidates_and_forty_turns_is_quick(clock: Clock) -> None:
     """Two milliseconds on a quiet core, here in processor time and with room for a slow one."""
