@@ -69,8 +69,13 @@ def ask(
             console.print(table)
     if store and not answer.citations:
         console.print("No passage was found. 'headstart stores' shows what is ingested.", markup=False)
+    budget = budget_line(answer.timings)
+    if budget:
+        console.print(budget, markup=False, soft_wrap=True)
     for dropped in (answer.extension.get("plan") or {}).get("dropped") or []:
-        console.print(f"left out: {printable(str(dropped.get('reason', '')))}", markup=False, soft_wrap=True)
+        which = f"{dropped.get('what')} {dropped.get('name')}: " if dropped.get("what") in ("chunk", "turn") else ""
+        said = printable(f"{which}{dropped.get('reason', '')}")
+        console.print(f"left out: {said}", markup=False, soft_wrap=True)
 
 
 async def _ask(
@@ -152,6 +157,17 @@ def timing_table(timings: Mapping[str, Any]) -> Table | None:
         table.add_column(name, justify="right")
     table.add_row(*cells.values())
     return table
+
+
+def budget_line(timings: Mapping[str, Any]) -> str:
+    """What became of the budget, beside the prediction that decided; empty without a budget."""
+    budget_ms = timings.get("ttft_budget_ms")
+    if budget_ms is None:
+        return ""
+    kept = {True: "kept", False: "missed"}.get(timings.get("within_budget"), "not known to be kept")
+    safe_ms = timings.get("predicted_safe_ttft_ms")
+    foretold = "nothing was predicted" if safe_ms is None else f"planned for a TTFT of at most {ms(safe_ms)}"
+    return f"budget of {budget_ms:g} ms: {kept}; {foretold}"
 
 
 def timing_cells(timings: Mapping[str, Any]) -> dict[str, str]:

@@ -225,7 +225,9 @@ class GatewayClient:
 
     def _down(self, error: Exception) -> CliError:
         if isinstance(error, aiohttp.ClientConnectorError):
-            return GatewayDown(f"No gateway answers at {self._url}. Start it with 'headstart serve', or give --url.")
+            return GatewayDown(
+                f"No gateway answers at {self._url}. Start it with 'headstart serve', or give --url or HEADSTART_URL."
+            )
         if isinstance(error, TimeoutError):
             return CliError(f"The gateway at {self._url} did not answer in time.")
         return CliError(f"The connection to the gateway at {self._url} broke ({type(error).__name__}).")

@@ -13,6 +13,16 @@ from gateway.cli.client import GatewayClient, Store
 from gateway.cli.options import DEFAULT_URL, ApiKey, AsJson, Url
 from gateway.cli.terminal import count, ms, out, printable, rate, run
 
+_TIMES = {
+    "TTFT": "ttft_ms",
+    "predicted": "predicted_ttft_ms",
+    "retrieve": "retrieve_ms",
+    "plan": "plan_ms",
+    "queue": "queue_ms",
+    "prefill": "prefill_ms",
+    "total": "total_ms",
+}
+
 stores_app = typer.Typer(help="Vector stores: list them, or 'stores delete NAME'.", invoke_without_command=True)
 
 
@@ -98,15 +108,15 @@ def store_table(stores: Sequence[Store]) -> Table:
 
 def call_table(calls: Sequence[Mapping[str, Any]]) -> Table:
     table = Table("time", "status", "model", box=None)
-    for heading in ("TTFT", "retrieve", "plan", "queue", "prefill", "total", "prompt", "cached", "answer", "t/s"):
+    for heading in (*_TIMES, "prompt", "cached", "answer", "t/s"):
         table.add_column(heading, justify="right")
     for call in calls:
         timings = call.get("timings") or call
         table.add_row(
             _clock(call.get("created")),
-            str(call.get("status", "?")),
+            escape(printable(" ".join(str(call[key]) for key in ("status", "error") if call.get(key)))),
             escape(printable(str(call.get("model") or ""))),
-            *(ms(timings.get(f"{part}_ms")) for part in ("ttft", "retrieve", "plan", "queue", "prefill", "total")),
+            *(ms(timings.get(key)) for key in _TIMES.values()),
             *(count(timings.get(f"{part}_tokens")) for part in ("prompt", "cached", "output")),
             rate(timings.get("decode_tokens_per_s")),
         )

@@ -15,6 +15,7 @@ from aiohttp import web
 from click.testing import Result
 from typer.testing import CliRunner
 
+from gateway.cli.ask import budget_line
 from gateway.cli.files import find_documents
 from gateway.cli.main import app
 from gateway.cli.terminal import CliError, printable
@@ -95,7 +96,14 @@ class Gateway:
 
     async def list_calls(self, request: web.Request) -> web.Response:
         call = {"id": "req-1", "created": 1.0, "model": "small", "status": 200, "timings": EXTENSION["timings"]}
-        failed = {"id": "req-2", "created": 2.0, "model": "small", "status": 503, "timings": None}
+        failed = {
+            "id": "req-2",
+            "created": 2.0,
+            "model": "small",
+            "status": 503,
+            "error": "engine_unavailable",
+            "timings": None,
+        }
         return web.json_response({"object": "list", "data": [failed, call][: int(request.query["limit"])]})
 
     async def create_file(self, request: web.Request) -> web.Response:
@@ -344,6 +352,17 @@ def test_a10_unknown_cached_tokens_are_shown_as_unknown_and_not_as_zero(gateway:
     ]
 
 
+def test_ask_says_what_became_of_the_budget_and_which_chunk_it_cost(gateway: Gateway) -> None:
+    shown = call(gateway, "ask", "Who?").stdout
+    assert "budget" not in shown
+    assert "left out: chunk a1b2: It did not fit the window.\n" in shown
+    budgeted = {"ttft_budget_ms": 300.0, "within_budget": True, "predicted_safe_ttft_ms": 1510.0}
+    assert budget_line(budgeted) == "budget of 300 ms: kept; planned for a TTFT of at most 1.51 s"
+    assert budget_line({"ttft_budget_ms": 0.5, "within_budget": False}) == (
+        "budget of 0.5 ms: missed; nothing was predicted"
+    )
+
+
 def test_ask_json_is_one_object_with_the_answer_and_all_that_came_with_it(gateway: Gateway) -> None:
     result = call(gateway, "ask", "Who?", "--json")
     body = json.loads(result.stdout)
@@ -395,7 +414,7 @@ def test_stores_are_listed_with_their_counts_and_deleted_by_name(gateway: Gatewa
 def test_calls_show_timings_and_failed_requests_without_them(gateway: Gateway) -> None:
     result = call(gateway, "calls")
     failed, answered = result.stdout.splitlines()[1:]
-    assert "503" in failed
+    assert "503 engine_unavailable" in failed
     assert "1.26 s" in answered
     assert json.loads(call(gateway, "calls", "--json", "--limit", "1").stdout)[0]["id"] == "req-2"
 
@@ -407,8 +426,8 @@ def test_a_gateway_that_is_down_is_one_line_and_status_1(command: tuple[str, ...
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
     result = call(url, *command)
     assert result.exit_code == 1
-    assert (
-        result.stderr == f"headstart: No gateway answers at {url}. Start it with 'headstart serve', or give --url.\n"
+    assert result.stderr == (
+        f"headstart: No gateway answers at {url}. Start it with 'headstart serve', or give --url or HEADSTART_URL.\n"
     )
 
 
