@@ -112,7 +112,9 @@ class Calibrator:
                 log.info("the engine was not idle while it was calibrated; it is measured again")
                 await asyncio.sleep(self._settings.probe_interval_s)
         else:
-            log.warning("the engine is never idle; its requests will teach its speed")
+            log.warning(
+                "the engine is never idle: what was measured counts as so many requests, and later ones correct it"
+            )
         self._speed.calibrated(key, calibration.samples)
         if estimate is not None:
             _tell(estimate.prefill, calibration.samples)

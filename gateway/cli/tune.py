@@ -178,7 +178,7 @@ def results_table(summaries: Sequence[Summary], title: str, recommended: Recomme
             "-" if summary.goodput_per_s is None else f"{summary.goodput_per_s:.2f}",
             count(None if summary.prompt_tokens is None else int(summary.prompt_tokens)),
             share(summary.cached_share),
-            str(summary.failed) if summary.failed else "",
+            str(summary.failed),
             style="bold" if chosen else None,
         )
     return table

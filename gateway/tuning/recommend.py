@@ -63,10 +63,9 @@ def recommend(settings: Sequence[Setting], done: Done, wishes: Wishes) -> Recomm
             "than chance."
         )
     if len(kept) < len(judged):
-        reasons.append(
-            f"{len(judged) - len(kept)} with a budget are out: fewer than {wishes.attained:.0%} of their answers "
-            "kept it."
-        )
+        missed = len(judged) - len(kept)
+        which = "1 setting with a budget is" if missed == 1 else f"{missed} settings with a budget are"
+        reasons.append(f"{which} out: fewer than {wishes.attained:.0%} of the answers kept it.")
     if chosen.questions < FEW_QUESTIONS:
         reasons.append(f"{chosen.questions} questions are few: take this as a hint.")
     return Recommendation(chosen.setting, tuple(reasons))
@@ -117,7 +116,9 @@ def _why(chosen: Summary, best: Summary, worded: Sequence[Summary], wishes: Wish
         said += f"within {margin} of the best ({_quality(best) or 0:.1%} with {best.setting.name})"
     if len(worded) == 1:
         return f"{said}, and no other is within {margin} of the best; its p95 TTFT is {ttft_ms}."
-    return f"{said}, and its p95 TTFT of {ttft_ms} is the smallest of the {len(worded)} settings like that."
+    return (
+        f"{said}, and its p95 TTFT of {ttft_ms} is the smallest of the {len(worded)} settings of which that is true."
+    )
 
 
 def _quality(summary: Summary) -> float | None:

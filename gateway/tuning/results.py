@@ -121,7 +121,9 @@ def _on_budgets(
     foretold = [each for each in answered if each.forecast_ms is not None and each.ttft_ms is not None]
     if foretold:
         kept = sum((each.ttft_ms or 0.0) <= (each.forecast_ms or 0.0) for each in foretold)
-        said.append(f"{kept / len(foretold):.1%} of {len(foretold):,} predicted TTFTs were kept.")
+        said.append(
+            f"{kept / len(foretold):.1%} of {len(foretold):,} TTFTs were within the gateway's safe prediction."
+        )
     by_default = {each.forecast_budget_ms for each in answered if budgets.get(each.setting) is None} - {None}
     if by_default and any(setting.budget_ms is None for setting in settings):
         stated = ", ".join(f"{budget:g} ms" for budget in sorted(filter(None, by_default)))

@@ -102,7 +102,7 @@ def test_the_smallest_ttft_within_a_point_of_the_best_recall_is_recommended() ->
     assert recommendation.setting == K3
     assert recommendation.reasons == (
         "Its recall of 96.0% is within 1 point of the best (97.0% with k=8), and its p95 TTFT of 200 ms is the "
-        "smallest of the 2 settings like that.",
+        "smallest of the 2 settings of which that is true.",
     )
     assert chosen([K1, K3, K8], done, Wishes(within=0.0)) == K8
     assert chosen([K1, K3, K8], done, Wishes(within=0.1)) == K1
@@ -114,7 +114,7 @@ def test_a_budget_that_is_not_kept_is_out() -> None:
     recommendation = recommend([kept, missed], done, Wishes())
     assert recommendation is not None
     assert recommendation.setting == kept
-    assert "fewer than 95% of their answers" in recommendation.reasons[1]
+    assert "1 setting with a budget is out: fewer than 95% of the answers" in recommendation.reasons[1]
     assert chosen([kept, missed], done, Wishes(attained=0.9)) == missed
     assert chosen([missed], done) is None
 
