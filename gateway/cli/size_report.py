@@ -234,7 +234,7 @@ def size_report(sizing: Sizing, console: Console) -> None:
         table.add_row(name, value)
     if table.row_count:
         console.print(table)
-    for note in sizing.model.notes:
+    for note in (*_missing(sizing), *sizing.model.notes):
         console.print(f"Note: {note}", markup=False, soft_wrap=True)
     if sizing.answer is not None and sizing.assumed:
         console.print(
@@ -243,6 +243,13 @@ def size_report(sizing: Sizing, console: Console) -> None:
             markup=False,
             soft_wrap=True,
         )
+
+
+def _missing(sizing: Sizing) -> Iterator[str]:
+    """What would fill the column of question marks."""
+    if any(held.fit is None for held in sizing.contexts):
+        weights = "" if sizing.model.weights_bytes is not None else ", and --weights or --parameters"
+        yield f"how many conversations fit needs --vram{weights}."
 
 
 def _contexts(sizing: Sizing) -> Table:
@@ -279,11 +286,12 @@ def _lines(sizing: Sizing) -> Iterator[tuple[str, str]]:
         bound = {True: ", bound by computing", False: ", bound by reading", None: ""}[sizing.batch.compute_bound]
         yield (
             f"batch of {sizing.batch.batch:,}",
-            f"{sizing.batch.tokens_per_pass:,} tokens per pass of the weights; {figure(sizing.batch.tokens_per_s)} "
-            f"tokens/s together, {figure(sizing.batch.tokens_per_s_each)} each{bound}",
+            f"{sizing.batch.tokens_per_pass:,} tokens per pass of the weights; without contexts "
+            f"{figure(sizing.batch.tokens_per_s)} tokens/s together, {figure(sizing.batch.tokens_per_s_each)} "
+            f"each{bound}",
         )
     if sizing.saturating_batch is not None:
-        yield "batching gains up to", f"{sizing.saturating_batch:,} answers side by side"
+        yield "batching gains up to", f"{sizing.saturating_batch:,} answers side by side, without contexts"
     if sizing.answer is not None:
         answer = sizing.answer
         yield "TTFT", f"{seconds(answer.prefill_s)} ({answer.prefill_share:.0%} of the whole)"
