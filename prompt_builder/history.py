@@ -1,5 +1,6 @@
 """When history is folded, how deep, and what a summary is made of. Pure."""
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -31,9 +32,10 @@ LEAST_TERMS = 3
 _SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
 _WEIGHTS = {"System": 4.0, "User": 1.0, "Assistant": 0.4}
 _QUESTION_WEIGHT = 0.2
-_QUESTION = regex.compile(r"[?？؟;՞]\W*$")
+_QUESTION = regex.compile(r"[?？؟;՞][^\w?？؟;՞]*$")
 # Numbers, and names: a capital that no sentence begins with. Scripts without capitals have their numbers.
-_FACT = regex.compile(r"\w*\p{N}[\w.,:/-]*\b|(?<=[^.!?\s]\s+[\"'“‘(]?)\p{Lu}[\p{L}\p{M}]+")
+# From a word's start on: tried at each of its letters, a word without a number takes the square of its length.
+_FACT = regex.compile(r"\b\w*\p{N}[\w.,:/-]*\b|(?<=[^.!?\s]\s+[\"'“‘(]?)\p{Lu}[\p{L}\p{M}]+")
 _LINE = regex.compile(r"(System|User|Assistant): (.*)")
 
 
@@ -151,19 +153,26 @@ def summary_of(
     lines = _lines(folded, earlier, with_prose=not said)
     left = most_tokens - count("\n".join(said)) - 1
     taken: list[_Line] = []
-    # Scored anew after each choice: a fact counts once.
-    while lines:
-        best = max(lines, key=lambda line: (_score(line, known, facts), -line.place))
-        if _score(best, known, facts) <= 0:
-            break
-        lines.remove(best)
-        tokens = count(best.shown) + 1
+    # Scored anew after each choice: a fact counts once. Scores only fall, so the highest that has not fallen is the
+    # highest of all, and the others of a long history need not be looked at.
+    heap = [(-_score(line, known, facts), line.place) for line in lines]
+    heapq.heapify(heap)
+    while heap and left > 0:
+        scored, place = heapq.heappop(heap)
+        line = lines[place]
+        score = _score(line, known, facts)
+        if score <= 0:
+            continue
+        if score < -scored:
+            heapq.heappush(heap, (-score, place))
+            continue
+        tokens = count(line.shown) + 1
         if tokens > left:
             continue
         left -= tokens
-        taken.append(best)
-        known |= best.terms
-        facts |= best.facts
+        taken.append(line)
+        known |= line.terms
+        facts |= line.facts
     taken.sort(key=lambda line: line.place)
     return "\n".join([*([" ".join(said)] if said else []), *(line.shown for line in taken)])
 

@@ -1,6 +1,7 @@
 """The arithmetic of folding, and what a summary without an engine keeps."""
 
 import itertools
+import time
 
 import pytest
 from hypothesis import given
@@ -196,3 +197,17 @@ def test_garbage_is_no_summary(prose: str) -> None:
 )
 def test_sentences_are_a_summary(prose: str) -> None:
     assert is_usable(prose)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [f"My boat number {at} lies in berth {at * 7} beside Person{at}." for at in range(3000)],
+        ["a" * 600_000 + ".", "?" * 600_000 + "x."],
+    ],
+    ids=["many facts", "endless words"],
+)
+def test_h7_a_summary_takes_time_with_the_length_of_the_history_not_with_its_square(texts: list[str]) -> None:
+    began_s = time.process_time()
+    summary_of([PastMessage("user", text) for text in texts], "", most_tokens=100, count=words)
+    assert time.process_time() - began_s < 1.5
