@@ -24,6 +24,8 @@ log = logging.getLogger("headstart.replicas")
 
 _INCONCLUSIVE_PROBES = 5
 NAME = "engine"
+UNKNOWN_WAIT_S = 1.0
+"""Told to come again after, while nothing is known of the engine's speed: 0 would be an invitation."""
 
 
 class Replica:
@@ -76,7 +78,7 @@ class Replica:
                 ErrorKind.UNAVAILABLE,
                 f"{self._settings.max_queued} requests wait for the engine, the most that may. Try again later.",
                 code=QUEUE_FULL,
-                retry_after_s=full.wait_s,
+                retry_after_s=full.wait_s or UNKNOWN_WAIT_S,
             ) from None
         return Run(work, ticket, self.residency, self.speed, salt=salt, decoding=self.pacer.decoding)
 

@@ -4,11 +4,15 @@ import asyncio
 import time
 from pathlib import Path
 
+import pytest
+
 from bench.engine_sim import EngineSim
 from bench.sim.config import Fault, SimConfig
 from gateway.backends.vllm import EngineLimits, EngineSession
+from gateway.errors import ApiError
 from gateway.pacing import Prefill
 from gateway.replicas import Replica
+from gateway.runs import Work
 from gateway.serving import Serving
 from gateway.settings import Settings
 from latency.model import PrefillModel
@@ -88,3 +92,21 @@ async def test_the_wait_that_is_foretold_is_that_of_a_request_with_this_deadline
         await asyncio.wait(waiting)
     assert whenever > 2.5
     assert soon + 0.5 <= 0.95
+
+
+async def test_a_full_queue_before_an_unknown_engine_does_not_invite_to_come_again_at_once(tmp_path: Path) -> None:
+    async with EngineSession(LIMITS) as session:
+        replica = Replica(
+            settings("http://127.0.0.1:9", tmp_path).model_copy(update={"max_queued": 1}), session, LIMITS
+        )
+        work = Work(5000, None, (), None, None)
+        released = await replica.enter(work, "salt")
+        waiting = asyncio.create_task(replica.enter(work, "salt"))
+        await asyncio.sleep(0.01)
+        with pytest.raises(ApiError) as refusal:
+            await replica.enter(work, "salt")
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        released.close()
+    assert refusal.value.headers()["retry-after"] == "1"
+    assert replica.pacer.idle
