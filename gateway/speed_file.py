@@ -86,9 +86,13 @@ class SpeedFiles:
         address was measured with another model, engine or machine.
         """
         path = self._folder / key.file_name()
-        if not path.exists():
-            self._refuse_relative(key)
-            return None
+        try:
+            if not path.exists():
+                self._refuse_relative(key)
+                return None
+        except OSError as error:
+            # A folder that may not be entered, a link to itself.
+            raise UnusableSpeed(f"it cannot be read ({error.strerror})") from error
         written_for, payload = _read(path)
         if (difference := key.difference(written_for)) is not None:
             raise UnusableSpeed(difference)

@@ -109,6 +109,12 @@ def test_a_folder_in_place_of_the_file_is_refused(files: SpeedFiles, tmp_path: P
         files.read(key())
 
 
+def test_a_link_to_itself_in_place_of_the_file_is_refused(files: SpeedFiles, tmp_path: Path) -> None:
+    (tmp_path / key().file_name()).symlink_to(tmp_path / key().file_name())
+    with pytest.raises(UnusableSpeed, match="cannot be read"):
+        files.read(key())
+
+
 def test_the_folder_keeps_a_bounded_number_of_files_and_no_half_written_ones(
     files: SpeedFiles, tmp_path: Path
 ) -> None:
