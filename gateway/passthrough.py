@@ -99,7 +99,7 @@ def _measure(
     serving, budget = plain.serving, plain.budget
     prompt = plain_prompt(request, serving, context.cache_salt)
     clock = Clock(budget.ttft_s, elapsed_ms(context) / 1000)
-    outlook = replica.outlook(context.cache_salt, budget.deadline_s(context))
+    outlook = replica.outlook(context.cache_salt)
     if prompt is None:
         estimate = Prompt((), (), None, _size_bytes(request) // BYTES_PER_TOKEN + 1, ())
         forecast = forecast_plain(estimate, outlook, clock)

@@ -152,7 +152,7 @@ class Pipeline:
             evidence_lines=extension.evidence_lines if extension else None,
             instructed=bool(stores) or any(message.context for message in conversation.transcript.past),
         )
-        outlook = self._replica.outlook(context.cache_salt, budget.deadline_s(context))
+        outlook = self._replica.outlook(context.cache_salt)
         clock = Clock(budget.ttft_s, retrieved - context.started_s + self._own_s)
         plan, prompt = await asyncio.to_thread(
             plan_prompt, serving, conversation, candidates, limits, context.cache_salt, (outlook,), clock

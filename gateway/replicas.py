@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from functools import partial
 from types import TracebackType
 
 import aiohttp
@@ -57,13 +56,10 @@ class Replica:
         """`follow` is called with every new Serving, on the event loop."""
         self._followers.append(follow)
 
-    def outlook(self, salt: str, deadline_s: float | None = None) -> Outlook:
-        """The replica as it is now, for planning: how fast, how busy, and what it holds under the tenant's salt.
-
-        `deadline_s`, on the monotonic clock, is that of the request: it decides whom the request waits for.
-        """
+    def outlook(self, salt: str) -> Outlook:
+        """The replica as it is now, for planning: how fast, how busy, and what it holds under the tenant's salt."""
         prefix = NothingHeld() if self.residency is None else self.residency.prefix(salt)
-        return Outlook(NAME, self.speed.estimate, partial(self.pacer.wait_s, deadline_s=deadline_s), prefix)
+        return Outlook(NAME, self.speed.estimate, self.pacer.wait_s, prefix)
 
     async def enter(self, work: Work, salt: str) -> Run:
         """Waits for the request's turn to prefill. Raises ApiError (503) when too many wait already.

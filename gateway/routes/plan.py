@@ -28,7 +28,7 @@ class Planning(Protocol):
 
 
 class Replicas(Protocol):
-    def outlook(self, salt: str, deadline_s: float | None = None) -> Outlook: ...
+    def outlook(self, salt: str) -> Outlook: ...
 
 
 def plan_router(planning: Planning, replicas: Replicas, limits: BodyLimits) -> APIRouter:
@@ -40,7 +40,7 @@ def plan_router(planning: Planning, replicas: Replicas, limits: BodyLimits) -> A
         raw = await read_body(request.scope, request.receive, limits.max_body_bytes, limits.timeout_s)
         chat, _ = parse_chat(raw)
         prepared = await planning.prepare(chat, context)
-        outlook = replicas.outlook(context.cache_salt, prepared.budget.deadline_s(context))
+        outlook = replicas.outlook(context.cache_salt)
         if isinstance(prepared, Plain):
             found = await asyncio.to_thread(_plain, chat, prepared, context, outlook)
         else:

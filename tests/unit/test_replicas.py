@@ -10,13 +10,10 @@ from bench.engine_sim import EngineSim
 from bench.sim.config import Fault, SimConfig
 from gateway.backends.vllm import EngineLimits, EngineSession
 from gateway.errors import ApiError
-from gateway.pacing import Prefill
 from gateway.replicas import Replica
 from gateway.runs import Work
 from gateway.serving import Serving
 from gateway.settings import Settings
-from latency.model import PrefillModel
-from latency.speed import SpeedEstimate
 
 LIMITS = EngineLimits(connect_s=2.0, first_token_s=10.0, between_tokens_s=5.0, answer_s=10.0)
 
@@ -74,24 +71,6 @@ async def test_an_engine_that_is_gone_for_long_is_still_known_for_what_it_served
         assert not replica.serving.facts.reachable
         assert replica.model == "sim-model"
         assert replica.serving.facts.max_model_len == SimConfig().max_model_len
-
-
-async def test_the_wait_that_is_foretold_is_that_of_a_request_with_this_deadline(tmp_path: Path) -> None:
-    """Behind ten long prefills that nobody waits for by a time, one with a deadline goes as soon as it must."""
-    async with EngineSession(LIMITS) as session:
-        replica = Replica(settings("http://127.0.0.1:9", tmp_path), session, LIMITS)
-        replica.pacer.learned(SpeedEstimate(PrefillModel(0.02, 1e-3, 0.0), 1.1, 0.95, 50, "learned"))
-        long = Prefill(uncached_tokens=300, cached_tokens=0, seconds=0.32, deadline_s=None)
-        waiting = [asyncio.create_task(replica.pacer.enter(long)) for _ in range(10)]
-        await asyncio.sleep(0.01)
-        now_s = time.monotonic()
-        whenever = replica.outlook("salt").queue_s(0.5)
-        soon = replica.outlook("salt", now_s + 0.95).queue_s(0.5)
-        for task in waiting:
-            task.cancel()
-        await asyncio.wait(waiting)
-    assert whenever > 2.5
-    assert soon + 0.5 <= 0.95
 
 
 async def test_a_full_queue_before_an_unknown_engine_does_not_invite_to_come_again_at_once(tmp_path: Path) -> None:
