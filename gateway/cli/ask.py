@@ -67,12 +67,16 @@ def ask(
     for table in (citation_table(answer), timing_table(answer.timings)):
         if table is not None:
             console.print(table)
+    left_out = (answer.extension.get("plan") or {}).get("dropped") or []
     if store and not answer.citations:
-        console.print("No passage was found. 'headstart stores' shows what is ingested.", markup=False)
+        if any(dropped.get("what") == "chunk" for dropped in left_out):
+            console.print("No passage fitted.", markup=False)
+        else:
+            console.print("No passage was found. 'headstart stores' shows what is ingested.", markup=False)
     budget = budget_line(answer.timings)
     if budget:
         console.print(budget, markup=False, soft_wrap=True)
-    for dropped in (answer.extension.get("plan") or {}).get("dropped") or []:
+    for dropped in left_out:
         which = f"{dropped.get('what')} {dropped.get('name')}: " if dropped.get("what") in ("chunk", "turn") else ""
         said = printable(f"{which}{dropped.get('reason', '')}")
         console.print(f"left out: {said}", markup=False, soft_wrap=True)
@@ -164,7 +168,8 @@ def budget_line(timings: Mapping[str, Any]) -> str:
     budget_ms = timings.get("ttft_budget_ms")
     if budget_ms is None:
         return ""
-    kept = {True: "kept", False: "missed"}.get(timings.get("within_budget"), "not known to be kept")
+    within = timings.get("within_budget")
+    kept = "not known to be kept" if within is None else "kept" if within else "missed"
     safe_ms = timings.get("predicted_safe_ttft_ms")
     foretold = "nothing was predicted" if safe_ms is None else f"planned for a TTFT of at most {ms(safe_ms)}"
     return f"budget of {budget_ms:g} ms: {kept}; {foretold}"
