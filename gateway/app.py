@@ -146,7 +146,7 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
         folder=folder,
         defaults=ChatDefaults(settings.top_k, settings.min_answer_tokens),
     )
-    app.include_router(plan_router(pipeline, replica, bodies))
+    app.include_router(plan_router(pipeline, replica, admission.enter, bodies))
     # Last of all: the work of starting would be in its measurements.
     await stack.enter_async_context(
         Calibrator(replica.speed, replica.pacer, session, settings, limits, lambda: replica.residency)

@@ -46,7 +46,7 @@ async def pass_through(
         work, room = await asyncio.to_thread(_measure, replica, request, context, plain)
     else:
         work, room = _measure(replica, request, context, plain)
-    refuse_if_late(work.forecast, budget)
+    refuse_if_late(replica.hurried(work.forecast, work.deadline_s), budget)
     if room is not None:
         fields.pop("max_completion_tokens", None)
         fields["max_tokens"] = room

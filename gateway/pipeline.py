@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from gateway.answers import annotations_wire, citations_wire, plan_wire, read_usage, whole_answer
+from gateway.answers import annotations_wire, citations_wire, plan_wire, read_choices, read_usage, whole_answer
 from gateway.budgets import Budget, Budgets
 from gateway.context import RequestContext
 from gateway.folding import Folder
@@ -74,7 +74,7 @@ class Pipeline:
         prepared = await self.prepare(request, context)
         if isinstance(prepared, Plain):
             return await pass_through(self._replica, request, body, context, prepared)
-        refuse_if_late(prepared.plan.forecast, prepared.budget)
+        refuse_if_late(self._replica.hurried(prepared.plan.forecast, prepared.work.deadline_s), prepared.budget)
         payload = turn_payload(prepared, body)
         if request.stream:
             return await self._stream(prepared, payload)
@@ -240,7 +240,7 @@ class Pipeline:
             timings = turn_timings(turn, run, usage, sent, None)
         finally:
             run.close()
-        choices = [choice for choice in body.get("choices") or [] if isinstance(choice.get("message"), dict)]
+        choices = read_choices(body)
         texts = {choice.get("index", 0): choice["message"].get("content") or "" for choice in choices}
         extension, annotations = await self._finish(turn, texts, usage, timings)
         for choice in choices:

@@ -119,7 +119,7 @@ def forecast_plain(prompt: Prompt, outlook: Outlook, clock: Clock) -> Forecast |
     if prompt.token_ids is not None:
         cached = outlook.prefix.extended(prompt.token_ids).cached_tokens()
     uncached = prompt.tokens - cached
-    prefill_s = speed.predict_s(uncached, cached)
+    prefill_s = speed.predict_s(uncached, cached, decoding=outlook.decoding)
     return Forecast(
         replica=outlook.name,
         cached_tokens=cached,
@@ -127,7 +127,7 @@ def forecast_plain(prompt: Prompt, outlook: Outlook, clock: Clock) -> Forecast |
         gateway_s=clock.spent_s,
         queue_s=outlook.queue_s(prefill_s),
         prefill_s=prefill_s,
-        safe_prefill_s=speed.safe_s(uncached, cached),
+        safe_prefill_s=speed.safe_s(uncached, cached, decoding=outlook.decoding),
         quantile=speed.quantile,
         budget_s=clock.budget_s,
     )

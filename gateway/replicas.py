@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 
 import aiohttp
@@ -17,6 +18,7 @@ from gateway.runs import Run, Work
 from gateway.serving import Serving, make_serving, unknown_serving
 from gateway.settings import Settings
 from gateway.speed import ReplicaSpeed
+from latency.speed import Forecast
 from prompt_builder.outlook import NothingHeld, Outlook
 
 log = logging.getLogger("headstart.replicas")
@@ -59,7 +61,18 @@ class Replica:
     def outlook(self, salt: str) -> Outlook:
         """The replica as it is now, for planning: how fast, how busy, and what it holds under the tenant's salt."""
         prefix = NothingHeld() if self.residency is None else self.residency.prefix(salt)
-        return Outlook(NAME, self.speed.estimate, self.pacer.wait_s, prefix)
+        return Outlook(NAME, self.speed.estimate, self.pacer.wait_s, prefix, self.pacer.decoding)
+
+    def hurried(self, forecast: Forecast | None, deadline_s: float | None) -> Forecast | None:
+        """The forecast with the wait that its deadline leaves it: a request that is pressed passes others.
+
+        Plans reckon with the whole queue, so that prompts become smaller under load; only a refusal must be sure that
+        nothing helps.
+        """
+        if forecast is None or deadline_s is None:
+            return forecast
+        wait_s = self.pacer.wait_s(forecast.prefill_s, deadline_s)
+        return replace(forecast, queue_s=min(forecast.queue_s, wait_s))
 
     async def enter(self, work: Work, salt: str) -> Run:
         """Waits for the request's turn to prefill. Raises ApiError (503) when too many wait already.

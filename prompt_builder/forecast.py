@@ -33,7 +33,7 @@ class Means:
         return self.forecast(prompt.tokens - cached, cached)
 
     def forecast(self, uncached: int, cached: int) -> Forecast:
-        prefill_s = self.speed.predict_s(uncached, cached)
+        prefill_s = self.speed.predict_s(uncached, cached, decoding=self.outlook.decoding)
         return Forecast(
             replica=self.outlook.name,
             cached_tokens=cached,
@@ -41,7 +41,7 @@ class Means:
             gateway_s=self.clock.spent_s,
             queue_s=self.outlook.queue_s(prefill_s),
             prefill_s=prefill_s,
-            safe_prefill_s=self.speed.safe_s(uncached, cached),
+            safe_prefill_s=self.speed.safe_s(uncached, cached, decoding=self.outlook.decoding),
             quantile=self.speed.quantile,
             budget_s=self.clock.budget_s,
         )
@@ -54,7 +54,7 @@ class Means:
         if self.clock.budget_s is None:
             return UNBOUNDED_TOKENS
         left_s = self.clock.budget_s - self.clock.spent_s
-        most = self.speed.most_uncached(left_s, cached)
+        most = self.speed.most_uncached(left_s, cached, decoding=self.outlook.decoding)
         if most < 0 or self._keeps(most, cached):
             return most
         low, high = -1, most

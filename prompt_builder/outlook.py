@@ -46,12 +46,14 @@ class Outlook:
     """`queue_s` gives the predicted wait in seconds before a prefill of so many seconds would start.
 
     `prefix` is the empty prompt under the tenant's salt. `speed` None: nothing is known, nothing is predicted.
+    `decoding` answers are being decoded, beside which the prefill will run.
     """
 
     name: str
     speed: SpeedEstimate | None
     queue_s: Callable[[float], float]
     prefix: Prefix
+    decoding: int = 0
 
 
 @dataclass(frozen=True, slots=True)

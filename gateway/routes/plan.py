@@ -1,6 +1,9 @@
 """`POST /v1/plan`: what would be done with a chat request, and what it would take, without doing it."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
@@ -30,62 +33,71 @@ class Planning(Protocol):
 class Replicas(Protocol):
     def outlook(self, salt: str) -> Outlook: ...
 
+    def hurried(self, forecast: Forecast | None, deadline_s: float | None) -> Forecast | None: ...
 
-def plan_router(planning: Planning, replicas: Replicas, limits: BodyLimits) -> APIRouter:
+
+def plan_router(
+    planning: Planning, replicas: Replicas, slots: Callable[[], AbstractContextManager[None]], limits: BodyLimits
+) -> APIRouter:
+    """`slots` admits a request; planning takes the same threads as chat does."""
     router = APIRouter(tags=["plan"])
 
     @router.post("/v1/plan")
     async def plan(request: Request, context: Context) -> Response:
         """Takes the body of a chat request. Refuses what chat would refuse, but a strict budget: it says so."""
-        raw = await read_body(request.scope, request.receive, limits.max_body_bytes, limits.timeout_s)
-        chat, _ = parse_chat(raw)
-        prepared = await planning.prepare(chat, context)
-        outlook = replicas.outlook(context.cache_salt)
-        if isinstance(prepared, Plain):
-            found = await asyncio.to_thread(_plain, chat, prepared, context, outlook)
-        else:
-            found = await asyncio.to_thread(_planned, prepared, outlook)
-        return Response(
-            orjson.dumps({"object": "headstart.plan", "model": chat.model, **found}), media_type="application/json"
-        )
+        with slots():
+            raw = await read_body(request.scope, request.receive, limits.max_body_bytes, limits.timeout_s)
+            chat, _ = parse_chat(raw)
+            prepared = await planning.prepare(chat, context)
+            outlook = replicas.outlook(context.cache_salt)
+            if isinstance(prepared, Plain):
+                found = await asyncio.to_thread(_plain, chat, prepared, context, outlook)
+            else:
+                found = await asyncio.to_thread(_planned, prepared, outlook)
+        hurried = replicas.hurried(found.forecast, prepared.budget.deadline_s(context))
+        answer = {
+            "object": "headstart.plan",
+            "model": chat.model,
+            **found.told,
+            "replicas": [forecast_wire(found.forecast)] if found.forecast else [],
+            "refusal": _refusal(hurried, prepared.budget),
+        }
+        return Response(orjson.dumps(answer), media_type="application/json")
 
     return router
 
 
-def _planned(turn: Turn, outlook: Outlook) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """`told` in wire form."""
+
+    told: dict[str, Any]
+    forecast: Forecast | None
+
+
+def _planned(turn: Turn, outlook: Outlook) -> _Found:
     candidates = rendered_by(turn.serving.renderer, turn.candidates)
     alternatives = turn.serving.planner.alternatives(turn.transcript, candidates, turn.limits, (outlook,), turn.clock)
-    return {
+    told = {
         "retrieval": bool(turn.stores),
         "plan": plan_wire(turn.plan, turn.prompt),
         "segments": [_segment(segment) for segment in turn.prompt.segments],
-        "replicas": [forecast_wire(turn.plan.forecast)] if turn.plan.forecast else [],
         "alternatives": [_alternative(alternative) for alternative in alternatives],
-        "refusal": _refusal(turn.plan.forecast, turn.budget),
     }
+    return _Found(told, turn.plan.forecast)
 
 
-def _plain(chat: ChatRequest, plain: Plain, context: RequestContext, outlook: Outlook) -> dict[str, Any]:
-    """A request that passes through: its messages as the engine's template renders them."""
+def _plain(chat: ChatRequest, plain: Plain, context: RequestContext, outlook: Outlook) -> _Found:
+    """A request that passes through: its messages as the engine's template renders them, where that is known."""
     prompt = plain_prompt(chat, plain.serving, context.cache_salt)
-    if prompt is None:
-        return {
-            "retrieval": False,
-            "plan": None,
-            "segments": [],
-            "replicas": [],
-            "alternatives": [],
-            "refusal": None,
-        }
-    forecast = forecast_plain(prompt, outlook, Clock(plain.budget.ttft_s, elapsed_ms(context) / 1000))
-    return {
+    clock = Clock(plain.budget.ttft_s, elapsed_ms(context) / 1000)
+    told = {
         "retrieval": False,
         "plan": None,
-        "segments": [_segment(segment) for segment in prompt.segments],
-        "replicas": [forecast_wire(forecast)] if forecast else [],
+        "segments": [_segment(segment) for segment in prompt.segments] if prompt else [],
         "alternatives": [],
-        "refusal": _refusal(forecast, plain.budget),
     }
+    return _Found(told, forecast_plain(prompt, outlook, clock) if prompt else None)
 
 
 def _segment(segment: Segment) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def check_of(figures: dict[str, Any], name: str) -> dict[str, Any]:
     return next(check for check in figures["checks"] if name in check["name"])
 
 
-@pytest.mark.parametrize("name", ["overhead", "retrieval"])
+@pytest.mark.parametrize("name", ["overhead", "retrieval", "plan", "overload"])
 def test_a_bench_without_an_engine_reaches_its_verdict(name: str, tmp_path: Path, shared_data: Path) -> None:
     """Its figures are those of a busy machine here, so that MISSED is no failure of this test."""
     assert_verdict(name, *quick_run(name, tmp_path, data=shared_data))
@@ -98,3 +98,9 @@ def test_predict_foretells_on_an_idle_engine_and_under_four_clients(tmp_path: Pa
     assert idle["rows"][0][0] == "ours, learning"
     assert len(idle["rows"]) == 3
     assert len(at_once["rows"]) == 4
+
+
+@pytest.mark.parametrize("name", ["pacing", "history"])
+def test_a_bench_of_the_real_engine_reaches_its_verdict(name: str, tmp_path: Path, engine_url: str) -> None:
+    """Its figures are those of a busy machine here, so that MISSED is no failure of this test."""
+    assert_verdict(name, *quick_run(name, tmp_path, "--engine-url", engine_url))
