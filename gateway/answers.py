@@ -11,6 +11,9 @@ from latency.speed import Forecast
 from prompt_builder.citations import NamedLabel
 from prompt_builder.types import Plan, Prompt, PromptChunk
 
+MOST_TOKENS = 100_000_000
+MOST_MILLISECONDS = 1e9
+
 
 def whole_answer(raw: bytes) -> dict[str, Any]:
     """The engine's JSON answer. Raises ApiError (502) when it is not one."""
@@ -24,19 +27,36 @@ def whole_answer(raw: bytes) -> dict[str, Any]:
 
 
 def read_usage(body: dict[str, Any]) -> EngineUsage:
-    """From a usage event or a whole answer; whatever is missing or null stays unknown."""
+    """From a usage event or a whole answer; whatever is missing, null or impossible stays unknown."""
     usage = body.get("usage")
     usage = usage if isinstance(usage, dict) else {}
     details = usage.get("prompt_tokens_details")
+    prompt = _tokens(usage.get("prompt_tokens"))
+    cached = _tokens(details.get("cached_tokens")) if isinstance(details, dict) else None
     metrics = body.get("metrics")
     metrics = metrics if isinstance(metrics, dict) else {}
     return EngineUsage(
-        prompt_tokens=_int(usage.get("prompt_tokens")),
-        cached_tokens=_int(details.get("cached_tokens")) if isinstance(details, dict) else None,
-        output_tokens=_int(usage.get("completion_tokens")),
-        queue_ms=_float(metrics.get("queue_time_ms")),
-        ttft_ms=_float(metrics.get("time_to_first_token_ms")),
+        prompt_tokens=prompt,
+        cached_tokens=None if cached is None or (prompt is not None and cached > prompt) else cached,
+        output_tokens=_tokens(usage.get("completion_tokens")),
+        queue_ms=_milliseconds(metrics.get("queue_time_ms")),
+        ttft_ms=_milliseconds(metrics.get("time_to_first_token_ms")),
     )
+
+
+def read_choices(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The choices of a whole answer that hold a message. Raises ApiError (502) where one is no choice at all."""
+    choices = body.get("choices") or []
+    if not isinstance(choices, list) or not all(map(_is_choice, choices)):
+        raise ApiError(ErrorKind.BAD_ENGINE, "The engine's answer is not a chat completion.", code="engine_failed")
+    return [choice for choice in choices if choice.get("message") is not None]
+
+
+def _is_choice(choice: object) -> bool:
+    if not isinstance(choice, dict) or not isinstance(choice.get("index", 0), int):
+        return False
+    message = choice.get("message") or {}
+    return isinstance(message, dict) and isinstance(message.get("content") or "", str)
 
 
 def citations_wire(chunks: Iterable[PromptChunk], named: frozenset[str]) -> list[dict[str, Any]]:
@@ -122,9 +142,10 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 3)
 
 
-def _int(value: object) -> int | None:
-    return value if isinstance(value, int) else None
+def _tokens(value: object) -> int | None:
+    """What no engine can have counted is unknown: counters, and lists of blocks, grow by it."""
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
 
 
-def _float(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+def _milliseconds(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 <= value <= MOST_MILLISECONDS else None

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from gateway.answers import annotations_wire, citations_wire, plan_wire, read_usage, whole_answer
+from gateway.answers import annotations_wire, citations_wire, plan_wire, read_choices, read_usage, whole_answer
 from gateway.errors import ApiError
 from gateway.timings import EngineUsage, make_timings, server_timing
 from prompt_builder.citations import named_labels
@@ -22,6 +22,32 @@ def test_a10_cached_tokens_that_are_not_told_are_unknown_not_0(details: Any) -> 
     assert wire["cached_tokens"] is None
     assert wire["uncached_tokens"] is None
     assert wire["prefill_tokens_per_s"] is None
+
+
+@pytest.mark.parametrize(
+    "choices", [[None], ["x"], {"a": 1}, 5, [{"message": 5}], [{"message": {"content": 5}}], [{"index": "q"}]]
+)
+def test_choices_that_are_none_are_the_engines_failure(choices: Any) -> None:
+    with pytest.raises(ApiError) as failed:
+        read_choices({"choices": choices})
+    assert failed.value.http_status == 502
+
+
+def test_choices_without_a_message_are_left_out() -> None:
+    said = {"index": 0, "message": {"content": None}}
+    assert read_choices({"choices": [said, {"index": 1}, {"message": None}]}) == [said]
+    assert read_choices({"choices": None}) == []
+
+
+@pytest.mark.parametrize("count", [-5, 10**18, True, 1.5])
+def test_a10_counts_that_no_engine_can_have_made_are_unknown(count: Any) -> None:
+    usage = {"prompt_tokens": count, "completion_tokens": count, "prompt_tokens_details": {"cached_tokens": count}}
+    assert read_usage({"usage": usage, "metrics": {"queue_time_ms": -1}}) == EngineUsage()
+
+
+def test_a10_more_cached_tokens_than_the_prompt_has_are_unknown() -> None:
+    usage = read_usage({"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 10}}})
+    assert usage == EngineUsage(prompt_tokens=9)
 
 
 def test_a10_zero_cached_tokens_that_are_told_are_zero() -> None:
