@@ -149,7 +149,7 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
     app.include_router(plan_router(pipeline, replica, admission.enter, bodies))
     # Last of all: the work of starting would be in its measurements.
     await stack.enter_async_context(
-        Calibrator(replica.speed, replica.pacer, session, settings, limits, lambda: replica.residency)
+        Calibrator(replica.speed, replica.pacer, session, settings, limits, lambda: replica.residency, ingestor)
     )
     return ChatEndpoint(
         pipeline,

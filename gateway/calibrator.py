@@ -45,13 +45,23 @@ class Idleness(Protocol):
         """Waits until the replica is idle."""
 
 
+class Neighbour(Protocol):
+    """Who else takes the machine's cores, on which a CPU engine may run too."""
+
+    @property
+    def busy(self) -> bool: ...
+
+    async def wait_idle(self) -> None: ...
+
+
 class Calibrator:
     """Measures every engine of which `speed` knows nothing, for a few seconds, one request at a time.
 
     A user's request ends the measurement that is going on (its connection closes, the engine drops it at its next
     step) and waits for nothing else; the calibration goes on where it stopped when the replica is idle again. Only a
     whole calibration is learned. One that was not alone on the engine is repeated, `ATTEMPTS` times in all.
-    `residency` gives the picture of the engine's blocks, which hears of what the calibration computed.
+    `residency` gives the picture of the engine's blocks, which hears of what the calibration computed. While
+    `neighbour` (ingestion) is busy nothing is measured: beside it a CPU engine looks several times too slow.
     """
 
     def __init__(
@@ -62,6 +72,7 @@ class Calibrator:
         settings: Settings,
         limits: EngineLimits,
         residency: Callable[[], Residency | None] = lambda: None,
+        neighbour: Neighbour | None = None,
     ) -> None:
         self._speed = speed
         self._idleness = idleness
@@ -69,6 +80,7 @@ class Calibrator:
         self._settings = settings
         self._limits = limits
         self._residency = residency
+        self._neighbour = neighbour
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Calibrator":
@@ -129,10 +141,15 @@ class Calibrator:
             facts,
             decoding=lambda: self._idleness.decoding,
         )
-        calibration = Calibration(probe, Bounds.of(facts), settings.safety_quantile, told=self._evicted_by)
-        while not await self._while_idle(calibration):
-            log.debug("a request came; the calibration goes on later")
-        return calibration
+        while True:
+            if self._neighbour is not None:
+                await self._neighbour.wait_idle()
+            calibration = Calibration(probe, Bounds.of(facts), settings.safety_quantile, told=self._evicted_by)
+            while not await self._while_idle(calibration):
+                log.debug("a request came; the calibration goes on later")
+            if self._neighbour is None or not self._neighbour.busy:
+                return calibration
+            log.info("documents came while the engine was calibrated; it is measured again after them")
 
     def _evicted_by(self, sample: Sample) -> None:
         """What a measurement computed has taken blocks from what users' prompts left in the engine."""

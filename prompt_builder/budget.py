@@ -22,6 +22,9 @@ EVIDENCE_SHARE = 0.02
 # budget: it is missed anyway, and an answer from no passage at all would be late and worthless.
 LATE_SHARE = 0.1
 
+# What is less likely than this to hold the answer is not worth any time in such a prompt.
+LEAST_VALUE = 0.02
+
 _TIES = 1e-9
 
 
@@ -90,7 +93,10 @@ class Filling:
         most_s = bare.forecast.ttft_s + LATE_SHARE * (bare.forecast.budget_s or 0.0)
         room = most_tokens - bare.draft.tokens - self._drafts.material.reference_line_tokens()
         forms = [
-            form for group in self.forms_beside(front) for form in group if form.value > 0 and form.tokens < room
+            form
+            for group in self.forms_beside(front)
+            for form in group
+            if form.value >= LEAST_VALUE and form.tokens < room
         ]
         cached, uncached = bare.forecast.cached_tokens, bare.forecast.uncached_tokens
         sizes = sorted({form.tokens for form in forms})

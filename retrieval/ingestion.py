@@ -97,6 +97,11 @@ class Ingestor:
         self._idle.clear()
         self._wake.set()
 
+    @property
+    def busy(self) -> bool:
+        """Whether files are queued or being worked on: embedding takes the machine's cores."""
+        return not self._idle.is_set()
+
     async def wait_idle(self) -> None:
         """Returns when nothing is queued and nothing is being worked on."""
         await self._idle.wait()

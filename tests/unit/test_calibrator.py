@@ -195,3 +195,34 @@ async def test_plain_completions_are_used_where_chat_takes_no_ids(tmp_path: Path
             speed.facts_changed(facts)
             await known(speed)
         assert {request.path for request in sim.generations} == {"/v1/completions"}
+
+
+class Ingesting:
+    """Documents that are being embedded, until `done`."""
+
+    def __init__(self) -> None:
+        self.over = asyncio.Event()
+
+    @property
+    def busy(self) -> bool:
+        return not self.over.is_set()
+
+    async def wait_idle(self) -> None:
+        await self.over.wait()
+
+
+async def test_nothing_is_measured_while_documents_are_ingested(tmp_path: Path) -> None:
+    async with EngineSim(ENGINE) as sim, EngineSession(LIMITS) as session:
+        facts = EngineFacts(
+            reachable=True, model="sim-model", models=("sim-model",), max_model_len=1024, token_ids_accepted=True
+        )
+        settings, ingesting = Settings(engine_url=sim.url, data_dir=tmp_path), Ingesting()
+        async with (
+            ReplicaSpeed(settings) as speed,
+            Calibrator(speed, Pacer(), session, settings, LIMITS, neighbour=ingesting),
+        ):
+            speed.facts_changed(facts)
+            await asyncio.sleep(0.3)
+            assert not sim.generations
+            ingesting.over.set()
+            await known(speed)
