@@ -56,7 +56,7 @@ def within_total(plan: Plan, budget: Budget, speed: SpeedEstimate | None, window
         return plan
     token_s = speed.safe_token_s if speed is not None else None
     if forecast is None or token_s is None or token_s <= 0:
-        reason = "The engine's speed is not known yet: the total budget does not bound the answer."
+        reason = "Nothing is predicted of this prompt (the engine's speed or tokenizer is not known): no bound."
         return replace(plan, dropped=(*plan.dropped, Dropped("max_tokens", "total_budget_ms", reason)))
     left_s = total_s - forecast.safe_ttft_s
     tokens = 1 + int(left_s / token_s) if left_s >= 0 else 1

@@ -24,6 +24,9 @@ from prompt_builder.outlook import NothingHeld, Outlook
 log = logging.getLogger("headstart.replicas")
 
 _INCONCLUSIVE_PROBES = 5
+_ASK_AGAIN_PROBES = 12
+"""An engine that answered no probe request so far is asked again at every so many probes."""
+
 NAME = "engine"
 UNKNOWN_WAIT_S = 1.0
 """Told to come again after, while nothing is known of the engine's speed: 0 would be an invitation."""
@@ -49,6 +52,7 @@ class Replica:
         self.speed.on_change(self.pacer.learned)
         self._followers: list[Callable[[Serving], None]] = []
         self._inconclusive = 0
+        self._probes = 0
         self._said = False
         self._first_probe_s = first_probe_s
         self._probed = asyncio.Event()
@@ -137,7 +141,9 @@ class Replica:
     async def probe(self) -> None:
         """Asks the engine; the full questions only until they are answered or it changed."""
         known = self.serving.facts
-        settled = known.reachable and (known.conclusive or self._inconclusive >= _INCONCLUSIVE_PROBES)
+        self._probes += 1
+        given_up = self._inconclusive >= _INCONCLUSIVE_PROBES and self._probes % _ASK_AGAIN_PROBES != 0
+        settled = known.reachable and (known.conclusive or given_up)
         facts = await probe_engine(
             self._session,
             self._settings.engine_url,

@@ -89,3 +89,14 @@ async def test_a_full_queue_before_an_unknown_engine_does_not_invite_to_come_aga
         released.close()
     assert refusal.value.headers()["retry-after"] == "1"
     assert replica.pacer.idle
+
+
+async def test_an_engine_whose_probes_were_cut_off_for_a_while_is_asked_again_later(tmp_path: Path) -> None:
+    async with EngineSim(SimConfig()) as sim, EngineSession(LIMITS) as session:
+        sim.set_fault(Fault("cut", after_chunks=None, path="/v1/chat", count=8))
+        known = asyncio.Event()
+        async with Replica(settings(sim.url, tmp_path), session, LIMITS) as replica:
+            replica.on_change(lambda serving: known.set() if serving.facts.conclusive else None)
+            async with asyncio.timeout(20):
+                await known.wait()
+            assert replica.serving.facts.token_ids_accepted
