@@ -3,7 +3,8 @@
 The window arm sends its messages to the engine as any client does: the last turns whose tokens are within the high
 mark, cut by a turn whenever they are not. Ours goes through the whole gateway over HTTP, with the same mark, as a
 named conversation. Both hold the same script, turn by turn, on a simulated card and on the real engine; answers have
-equal lengths. Between two turns the user thinks: until the gateway's background work is done, at most a quarter of a minute.
+equal lengths. Between two turns the user thinks: until the gateway's background work is done, at most a quarter of a
+minute.
 """
 
 import argparse

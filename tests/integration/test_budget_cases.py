@@ -52,7 +52,7 @@ async def store(gateway: RunningGateway) -> str:
 
 
 class Asking:
-    """Asks questions that share no prefix beyond the gateway's own instructions: nothing of the chunks is resident."""
+    """Asks questions that share the gateway's own instructions alone: nothing of the chunks is resident."""
 
     def __init__(self, gateway: RunningGateway, store: str) -> None:
         self._gateway = gateway
