@@ -23,6 +23,7 @@ from prompt_builder.template import ChatTemplate
 from prompt_builder.types import PastMessage, Plan, Rendering, Role, Tokenizer, Transcript, TurnContext
 
 MOST_FRAMES = 256
+MOST_MESSAGES = 4096
 
 Ids = tuple[int, ...]
 
@@ -67,13 +68,31 @@ class Front:
 
 
 class Frames:
-    """Scaffolding by roles, tokenized; the MOST_FRAMES last used are kept. Usable from any thread."""
+    """What plans have in common, tokenized: scaffolding by roles, and past messages without a context.
+
+    The MOST_FRAMES last used frames are kept; of more than MOST_MESSAGES messages the oldest leave. Usable from any
+    thread.
+    """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._kept: OrderedDict[tuple[Role, ...], Frame] = OrderedDict()
+        self._plain: OrderedDict[tuple[Role, str], tuple[Block, Measured]] = OrderedDict()
         self._lock = Lock()
+
+    def plain(self, message: PastMessage) -> tuple[Block, Measured]:
+        """A message that stands as the client states it."""
+        key = (message.role, message.content)
+        kept = self._plain.get(key)
+        if kept is None:
+            block = past_block(message, "stripped")
+            kept = (block, measured(block.pieces, self._tokenizer))
+            with self._lock:
+                self._plain[key] = kept
+                while len(self._plain) > MOST_MESSAGES:
+                    self._plain.popitem(last=False)
+        return kept
 
     def of(self, roles: tuple[Role, ...]) -> Frame:
         with self._lock:
@@ -146,16 +165,16 @@ class Material:
         unfitted = [*self._head, *(block for block, _, _ in entries), self._question]
         blocks = for_template(unfitted, self._template)
         frame = self._frames.of(tuple([block.role for block in blocks]))
-        measured = [*self._head_measured, *(measure for _, measure, _ in entries)]
+        sizes = [*self._head_measured, *(measure for _, measure, _ in entries)]
         if len(blocks) < len(unfitted):
             # The template has no place for the system text: it stands in the first user message.
-            measured = [self._pieces(block.pieces) for block in blocks[:-1]]
+            sizes = [self._pieces(block.pieces) for block in blocks[:-1]]
         # Or, where no user message is past, before the question.
         lead = self._pieces(blocks[-1].pieces[: -len(self._question.pieces)])
-        tokens = sum(item.tokens for item in measured) + lead.tokens + frame.tokens
+        tokens = sum(item.tokens for item in sizes) + lead.tokens + frame.tokens
         parts: tuple[Ids, ...] | None = None
         if frame.pieces is not None:
-            inner = (ids for before, item in zip(frame.pieces, measured, strict=False) for ids in (before, item.ids))
+            inner = (ids for before, item in zip(frame.pieces, sizes, strict=False) for ids in (before, item.ids))
             parts = (*inner, frame.pieces[-2], lead.ids)
         return Front(
             past, len(bare), cut, max(cut, stripped), parts, frame.pieces[-1] if frame.pieces else None, tokens
@@ -204,17 +223,30 @@ class Material:
         """Looked up by identity; the message is kept with it, so that its identity stays its own."""
         entry = self._blocks.get(id(message))
         if entry is None:
-            block = past_block(message, "kept")
-            entry = self._blocks[id(message)] = (block, self._pieces(block.pieces), message)
+            if message.context is None:
+                block, size = self._frames.plain(message)
+            else:
+                block = past_block(message, "kept")
+                size = self._pieces(block.pieces)
+            entry = self._blocks[id(message)] = (block, size, message)
         return entry
 
     def _pieces(self, pieces: Sequence[Piece]) -> Measured:
-        if not self._tokenizer.exact:
-            return Measured((), sum(len(piece.token_ids) or self._tokenizer.count(piece.text) for piece in pieces))
-        ids: list[int] = []
-        for piece in pieces:
-            ids += piece.token_ids or self._tokenizer.encode(piece.text)
-        return Measured(tuple(ids), len(ids))
+        return measured(pieces, self._tokenizer)
+
+
+def measured(pieces: Sequence[Piece], tokenizer: Tokenizer) -> Measured:
+    """The ids of all pieces, each tokenized by itself."""
+    if not tokenizer.exact:
+        return Measured((), sum(len(piece.token_ids) or tokenizer.count(piece.text) for piece in pieces))
+    if len(pieces) == 1:
+        # Most past messages: their remembered ids need no copy.
+        own = pieces[0].token_ids or tokenizer.encode(pieces[0].text)
+        return Measured(own, len(own))
+    ids: list[int] = []
+    for piece in pieces:
+        ids += piece.token_ids or tokenizer.encode(piece.text)
+    return Measured(tuple(ids), len(ids))
 
 
 def _without_context(message: PastMessage) -> PastMessage:
