@@ -52,7 +52,7 @@ def _quality_over_ttft(told: Results) -> Figure:
         "What a longer wait buys (the star is recommended)",
         data,
         xaxis={"title": {"text": "p95 TTFT, ms"}, "rangemode": "tozero"},
-        yaxis={"title": {"text": what}, "tickformat": ".0%"},
+        yaxis={"title": {"text": what}, "tickformat": ".1%"},
         showlegend=True,
     )
 
