@@ -5,7 +5,6 @@ from collections.abc import Coroutine
 from itertools import permutations
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -204,7 +203,11 @@ def test_the_predicted_wait_is_what_a_queue_without_newcomers_gives(
         # It may share its step with others than foretold; and each step may save its fixed cost, which this engine
         # pays only when it comes out of idleness.
         step_s = SPEED.predict_s(limit_tokens(SPEED, size + sum(one[0] for one in drawn)))
-        assert ttft_s - prefill_s == pytest.approx(wait_s, abs=step_s + SPEED.prefill.fixed_s * (len(drawn) + 1))
+        tolerance_s = step_s + SPEED.prefill.fixed_s * (len(drawn) + 1)
+        assert ttft_s - prefill_s <= wait_s + tolerance_s
+        if all(at_s is None for _, at_s in drawn):
+            # An urgent request of the queue may turn out to have had time: then the others wait less than foretold.
+            assert ttft_s - prefill_s >= wait_s - tolerance_s
 
     in_virtual_time(main())
 
