@@ -219,7 +219,8 @@ class Planner:
         most, cut = UNBOUNDED_TOKENS, 0
         if window is not None and room is not None:
             most = room.prompt_tokens
-            fronts = [front for front in fronts if window.holds(drafts.draft(front, request.wanted[:1]))]
+            # Evidence comes where it fits: no turn leaves for it under a budget.
+            fronts = [front for front in fronts if drafts.draft(front, request.wanted[:1]).tokens <= most]
             if not fronts:
                 front = window.front(request.wanted)
                 fronts, cut = [front], front.cut
