@@ -12,7 +12,7 @@ import orjson
 from bench.real_engine import LIMITS, EngineUnusable, RealEngine
 from cache.residency import Residency
 from gateway.backends.vllm import VllmBackend
-from gateway.calibration import usage_in
+from gateway.calibration import usage_at_end
 from gateway.pacing import Pacer, Prefill
 from gateway.runs import Run, Work
 from gateway.settings import Settings
@@ -124,12 +124,7 @@ class Rig:
             stream = await self._backend.stream(self._payload(ids))
             run.first_token()
             first_s = time.monotonic()
-            usage = EngineUsage()
-            try:
-                async for events in stream.reads():
-                    usage = usage_in(events) or usage
-            finally:
-                stream.close()
+            usage = await usage_at_end(stream)
             run.answered(usage)
         finally:
             run.close()

@@ -15,7 +15,7 @@ import orjson
 from gateway.answers import read_usage
 from gateway.backends.facts import EngineFacts
 from gateway.backends.sse import event_data, split_events
-from gateway.backends.vllm import EngineLimits, VllmBackend
+from gateway.backends.vllm import EngineLimits, EngineStream, VllmBackend
 from gateway.calibration_steps import Bounds, Sample, Step, next_step
 from gateway.errors import ApiError
 from gateway.timings import EngineUsage
@@ -188,13 +188,19 @@ class Probe:
                 raise CannotCalibrate("it takes no prompt of token ids") from error
             raise
         first_s = self._clock()
-        usage = EngineUsage()
-        try:
-            async for events in stream.reads():
-                usage = usage_in(events) or usage
-        finally:
-            stream.close()
+        usage = await usage_at_end(stream)
         return first_s - began_s, self._clock() - first_s, usage
+
+
+async def usage_at_end(stream: EngineStream) -> EngineUsage:
+    """Reads the answer to its end, whatever it says. Raises what the engine client raises."""
+    usage = EngineUsage()
+    try:
+        async for events in stream.reads():
+            usage = usage_in(events) or usage
+    finally:
+        stream.close()
+    return usage
 
 
 def usage_in(events: bytes) -> EngineUsage | None:

@@ -8,13 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from gateway.queueing import Prefill, Queued, batch_s, limit_tokens, released, turn_order, wait_s
+from gateway.tickets import Batch, Ticket
 from latency.speed import SpeedEstimate
 
 __all__ = ["Background", "Pacer", "Prefill", "QueueFull", "Ticket"]
 
-# A batch that takes so many times its prediction, and so long, is no longer waited for: others may do better.
-LATE_FACTOR = 4.0
-LATE_S = 5.0
 _LEAST_DELAY_S = 0.0005
 
 
@@ -33,59 +31,6 @@ class Background:
     abandoned: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-@dataclass(slots=True, eq=False)
-class _Batch:
-    """Prefills released together. `began_s`: when the engine came to them; their release while others are before.
-
-    `shared`: several prefills are believed to be in one step.
-    """
-
-    seconds: float
-    began_s: float
-    tickets: "set[Ticket]"
-    shared: bool
-
-    @property
-    def end_s(self) -> float:
-        return self.began_s + self.seconds
-
-    @property
-    def late_s(self) -> float:
-        return self.began_s + max(LATE_S, LATE_FACTOR * self.seconds)
-
-
-class Ticket:
-    """The right to a prefill. Its owner calls `done` in the end, whatever happened; all calls are idempotent.
-
-    Once the first token has come, `began_s` is when the engine is believed to have come to the prefill, on the
-    pacer's clock, and `alone` whether no other prefill was in its steps: only then is its time that of its tokens.
-    """
-
-    __slots__ = ("_batch", "_pacer", "_timer", "alone", "began_s", "job", "waited_s")
-
-    def __init__(self, pacer: "Pacer", job: Prefill, waited_s: float, released_s: float) -> None:
-        self._pacer = pacer
-        self._batch: _Batch | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self.job = job
-        self.waited_s = waited_s
-        self.began_s = released_s
-        self.alone = True
-
-    def first_token(self) -> None:
-        """The prefill is over; the decode goes on beside the next one."""
-        self._pacer._prefilled(self, still_decoding=True)
-
-    def first_token_expected(self, seconds: float) -> None:
-        """For an answer that is not streamed: it counts as prefilled after so long, unless `done` comes before."""
-        if self._timer is None and self._batch is not None:
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self.first_token)
-
-    def done(self) -> None:
-        """The request is over: answered, failed or abandoned."""
-        self._pacer._prefilled(self, still_decoding=False)
-
-
 class Pacer:
     """Releases the prefills of one replica in turn. Everything but `wait_s` belongs to one event loop."""
 
@@ -98,7 +43,7 @@ class Pacer:
         self._speed: SpeedEstimate | None = None
         self._queue: list[Queued] = []
         self._waiters: dict[Queued, asyncio.Future[Ticket]] = {}
-        self._batches: list[_Batch] = []
+        self._batches: list[Batch] = []
         self._decoding: set[Ticket] = set()
         self._numbers = 0
         self._passed_s = 0.0
@@ -164,7 +109,7 @@ class Pacer:
             self._background.abandoned.set()
         now_s = self._clock()
         if not self._enabled:
-            ticket = Ticket(self, job, 0.0, now_s)
+            ticket = Ticket(self._prefilled, job, 0.0, now_s)
             self._launch([ticket], now_s)
             return ticket
         if len(self._queue) >= self._max_queued:
@@ -253,7 +198,7 @@ class Pacer:
             self._queue.remove(queued)
             turn = self._waiters.pop(queued)
             if not turn.done():
-                ticket = Ticket(self, queued.job, now_s - queued.entered_s, now_s)
+                ticket = Ticket(self._prefilled, queued.job, now_s - queued.entered_s, now_s)
                 tickets.append(ticket)
                 turn.set_result(ticket)
         self._launch(tickets, now_s)
@@ -281,16 +226,14 @@ class Pacer:
             beside = list(self._batches)
         for other in beside:
             other.shared = True
-        batch = _Batch(seconds, now_s, set(tickets), shared=len(tickets) > 1 or bool(beside))
+        batch = Batch(seconds, now_s, set(tickets), shared=len(tickets) > 1 or bool(beside))
         for ticket in tickets:
-            ticket._batch = batch
+            ticket.batch = batch
         self._batches.append(batch)
         self._idle.clear()
 
-    def _prefilled(self, ticket: Ticket, *, still_decoding: bool) -> None:
-        if ticket._timer is not None:
-            ticket._timer.cancel()
-        batch, ticket._batch = ticket._batch, None
+    def _prefilled(self, ticket: Ticket, still_decoding: bool) -> None:
+        batch, ticket.batch = ticket.batch, None
         if not still_decoding:
             self._decoding.discard(ticket)
         if batch is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cache.residency import Lease, Residency
-from gateway.pacing import Ticket
+from gateway.tickets import Ticket
 from gateway.timings import EngineUsage
 from latency.speed import Forecast
 

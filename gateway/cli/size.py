@@ -9,7 +9,8 @@ import typer
 from gateway.cli.model_config import ModelFacts, read_model
 from gateway.cli.options import AsJson
 from gateway.cli.quantities import number, whole
-from gateway.cli.size_report import Card, Load, Model, Sizing, size_report
+from gateway.cli.size_facts import Card, Load, Model, Sizing
+from gateway.cli.size_report import size_report
 from gateway.cli.terminal import USAGE, CliError, out
 from latency.sizing import GB, KvShape, weight_bytes
 
