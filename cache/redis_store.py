@@ -20,11 +20,15 @@ log = logging.getLogger("headstart.store")
 
 Answer = TypeVar("Answer")
 
+# Redis serves one command at a time: more connections only make a cold burst pay for more handshakes.
+CONNECTIONS = 16
+
 
 class RedisStore:
     """A ByteStore behind a circuit breaker.
 
-    A call waits at most `timeout_s`. After a failure, calls are answered at once without Redis (from `fallback`
+    A call waits at most `timeout_s` for one of the connections, then at most as long for Redis; only the second is
+    held against Redis. After a failure, calls are answered at once without Redis (from `fallback`
     where there is one, else as a miss) for a pause that doubles up to ten seconds; then one call tries again.
     Keys written or deleted meanwhile are deleted in Redis before it is believed again, so that an old value
     does not come back; of these the latest `max_stale_keys` are remembered.
@@ -47,13 +51,14 @@ class RedisStore:
     ) -> None:
         pool = BlockingConnectionPool.from_url(
             url,
-            max_connections=64,
+            max_connections=CONNECTIONS,
             timeout=timeout_s,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
         )
         self._client = Redis.from_pool(pool)
+        self._turns = asyncio.Semaphore(CONNECTIONS)
         self._prefix = prefix
         self._timeout_s = timeout_s
         self._max_value_bytes = max_value_bytes
@@ -113,6 +118,32 @@ class RedisStore:
         self, operation: Callable[[], Awaitable[Answer]], written: str | None = None
     ) -> tuple[Answer | None, bool]:
         """The operation's answer and True, or None and False when it was not or not surely done."""
+        try:
+            its_turn = await self._took_turn()
+        except asyncio.CancelledError:
+            if written is not None:
+                self._mark_stale([written])
+            raise
+        if not its_turn:
+            self._failed(written)
+            return None, False
+        try:
+            return await self._ask(operation, written)
+        finally:
+            self._turns.release()
+
+    async def _took_turn(self) -> bool:
+        if not self._turns.locked():
+            return await self._turns.acquire()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._turns.acquire()
+        except TimeoutError:
+            return False
+
+    async def _ask(
+        self, operation: Callable[[], Awaitable[Answer]], written: str | None
+    ) -> tuple[Answer | None, bool]:
         call = self._breaker.enter(self._now())
         if call is None:
             self._failed(written)
