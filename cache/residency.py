@@ -83,20 +83,18 @@ class Residency:
             hashes = block_hashes(token_ids, size, salt)
         elif len(hashes) != count // size:
             raise ValueError(f"{len(hashes)} hashes are not those of {count} tokens in blocks of {size}")
-        lease = Lease(
-            block_size=size,
-            engine=self._engine,
-            root=root_hash(size, salt),
-            prompt_tokens=count,
-            cached_tokens=0,
-            hashes=list(hashes),
-            tail=pack_ids(token_ids[count // size * size :]),
-            tokens=count,
-        )
-        lease.cached_tokens = len(self._hits(lease)) * size
-        self._waiting.append(lease)
-        self._admit_waiting()
-        return lease
+        return self._begin(count, hashes, root_hash(size, salt), pack_ids(token_ids[count // size * size :]))
+
+    def begin_hashed(self, tokens: int, hashes: Sequence[bytes]) -> Lease:
+        """A prompt goes to the engine of which only these are known: its length and the hashes of its whole blocks.
+
+        The ids behind its last whole block stay unknown, and with them the block that its answer completes. Every
+        lease must be ended. Raises ValueError where there are not as many hashes as whole blocks.
+        """
+        size = self.block_size
+        if len(hashes) != tokens // size:
+            raise ValueError(f"{len(hashes)} hashes are not those of {tokens} tokens in blocks of {size}")
+        return self._begin(tokens, hashes, b"", b"", known=bool(hashes) and tokens % size == 0)
 
     def generated(self, lease: Lease, token_ids: Sequence[int]) -> None:
         """The answer began, or grew by these tokens: they fill further blocks. The latest is not computed yet."""
@@ -167,6 +165,23 @@ class Residency:
         self._running.clear()
         self._waiting.clear()
         self._counts = replace(self._counts, clears=self._counts.clears + 1)
+
+    def _begin(self, tokens: int, hashes: Sequence[bytes], root: bytes, tail: bytes, known: bool = True) -> Lease:
+        lease = Lease(
+            block_size=self.block_size,
+            engine=self._engine,
+            root=root,
+            prompt_tokens=tokens,
+            cached_tokens=0,
+            hashes=list(hashes),
+            tail=tail,
+            tokens=tokens,
+            known=known,
+        )
+        lease.cached_tokens = len(self._hits(lease)) * self.block_size
+        self._waiting.append(lease)
+        self._admit_waiting()
+        return lease
 
     def _live(self, lease: Lease) -> bool:
         return lease.engine == self._engine and not lease.ended

@@ -65,6 +65,37 @@ def test_a_prompt_shorter_than_a_block_keeps_its_salt_in_what_is_generated_behin
     assert cached(residency, ids(0, 30), "b") == 0
 
 
+@pytest.mark.parametrize("tokens", [0, 3, 16, 18])
+def test_a_prompt_told_by_its_hashes_counts_like_one_told_by_its_ids(tokens: int) -> None:
+    told, sent = Residency(BLOCK, 100), Residency(BLOCK, 100)
+    for residency in (told, sent):
+        run(residency, ids(0, 8), "s")
+    lease = told.begin_hashed(tokens, block_hashes(ids(0, tokens), BLOCK, "s"))
+    again = sent.begin(ids(0, tokens), "s")
+    assert lease.cached_tokens == again.cached_tokens
+    assert told.free_blocks == sent.free_blocks
+    for residency, each in ((told, lease), (sent, again)):
+        residency.generated(each, ())
+        residency.end(each)
+    assert cached(told, ids(0, 20), "s") == cached(sent, ids(0, 20), "s")
+
+
+def test_behind_a_prompt_told_by_its_hashes_an_answer_is_known_only_where_the_last_block_was_whole() -> None:
+    residency = Residency(BLOCK, 100)
+    for start, tokens in ((0, 16), (100, 18)):
+        lease = residency.begin_hashed(tokens, block_hashes(ids(start, tokens), BLOCK))
+        residency.generated(lease, ids(start + tokens, 9))
+        residency.end(lease)
+    assert cached(residency, ids(0, 40)) == 24
+    assert cached(residency, ids(100, 40)) == 16
+    assert residency.free_blocks == 100
+
+
+def test_hashes_that_cannot_be_those_of_the_prompt_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 hashes"):
+        Residency(BLOCK, 100).begin_hashed(17, block_hashes(ids(0, 12), BLOCK))
+
+
 def test_generated_tokens_of_unknown_ids_take_blocks_that_nothing_hits() -> None:
     residency = Residency(BLOCK, 8)
     run(residency, ids(100, 16))
