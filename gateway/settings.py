@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 from pydantic_settings import (
@@ -12,6 +11,8 @@ from pydantic_settings import (
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
+
+from gateway.endpoints import parse_endpoints
 
 
 def default_cache_dir() -> Path:
@@ -52,7 +53,11 @@ class Settings(BaseSettings):
     )
 
     # the engine
-    engine_url: str = Field("http://127.0.0.1:8000", description="Base URL of the vLLM server, without `/v1`.")
+    engine_url: str = Field(
+        "http://127.0.0.1:8000",
+        description="Base URL of the vLLM server, without `/v1`; several of one model separated by commas, each "
+        "optionally `NAME=URL`.",
+    )
     engine_api_key: str = Field("", description="Bearer key for the engine, when it asks for one.")
     model: str = Field("", description="Served model's name; empty takes the engine's first.")
     tokenizer: str = Field(
@@ -68,6 +73,11 @@ class Settings(BaseSettings):
         600.0, gt=0, description="Limit for a whole answer that is not streamed, in seconds."
     )
     probe_interval_s: float = Field(5.0, gt=0, description="Time between health probes of the engine, in seconds.")
+    dns_refresh_s: float = Field(
+        10.0,
+        gt=0,
+        description="Time between look-ups of the names in `engine_url`, in seconds; each address is a replica.",
+    )
 
     # data
     data_dir: Path = Field(Path("data"), description="Folder of the database, the uploaded files and the indexes.")
@@ -169,11 +179,7 @@ class Settings(BaseSettings):
     @classmethod
     def engine_url_is_plain(cls, url: str) -> str:
         """The message never repeats the value: it may hold a secret."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("must begin with http:// or https:// and name a host")
-        if parts.username is not None or parts.query or parts.fragment:
-            raise ValueError("takes no user, query or fragment; give a key with engine_api_key")
+        parse_endpoints(url)
         return url
 
     @classmethod
