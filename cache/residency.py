@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from cache.block_queue import UNKNOWN, Block, BlockQueue
 from cache.blocks import block_hashes, pack_ids, root_hash
 from cache.lease import Lease
+from cache.prompt_tree import PromptTree
 from cache.resident_prefix import ResidentPrefix, resident_path
 
 __all__ = ["Lease", "Residency", "ResidencyCounts", "ResidentPrefix", "resident_path"]
@@ -68,9 +69,14 @@ class Residency:
     def counts(self) -> ResidencyCounts:
         return replace(self._counts, evictions=self._queue.evictions, resident_blocks=len(self._queue.resident))
 
-    def prefix(self, salt: str = "") -> ResidentPrefix:
-        """The empty prompt under a salt."""
-        return ResidentPrefix(self._queue.resident, self.block_size, root_hash(self.block_size, salt))
+    def prefix(self, salt: str = "", tree: PromptTree | None = None) -> ResidentPrefix:
+        """The empty prompt under a salt. Prefixes of several replicas in one `tree` are hashed together.
+
+        A tree of another block size or salt is not used.
+        """
+        if tree is None or (tree.block_size, tree.salt) != (self.block_size, salt):
+            tree = PromptTree(self.block_size, salt)
+        return ResidentPrefix(self._queue.resident, self.block_size, tree.start)
 
     def begin(self, token_ids: Sequence[int], salt: str = "", hashes: Sequence[bytes] | None = None) -> Lease:
         """A prompt goes to the engine. Every lease must be ended.

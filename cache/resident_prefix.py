@@ -1,9 +1,9 @@
 """A prompt that grows piece by piece, followed through the blocks that a replica holds."""
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from cache.blocks import ID_BYTES, child_hash, pack_ids
+from cache.prompt_tree import Stretch
 
 MOST_TRIES = 256
 """Pieces that `resident_path` looks at, at most: a microsecond or two each where nothing is resident."""
@@ -13,43 +13,30 @@ MOST_TRIES = 256
 class ResidentPrefix:
     """A prompt's beginning and how much of it is resident. Made by `Residency.prefix`.
 
-    `tokens` is its length, `resident_tokens` the leading tokens in resident whole blocks. `parent` is the hash of the
-    last resident block, `tail` the packed ids behind it. Once a block has been met that is not resident, `broken`
-    says so and nothing is hashed any more. Reading is safe in any thread; what it reads may be a moment old.
+    `tokens` is its length, `resident_tokens` the leading tokens in resident whole blocks. `stretch` is its last one
+    in the request's tree, in which blocks are hashed once for all replicas. Once a block has been met that is not
+    resident, `broken` says so and nothing is looked up any more. What is read may be a moment old; a tree is
+    followed in one thread at a time.
     """
 
-    resident: Container[bytes]
+    resident: Container[bytes] = field(compare=False)
     block_size: int
-    parent: bytes
+    stretch: Stretch = field(compare=False)
     tokens: int = 0
     resident_tokens: int = 0
-    tail: bytes = b""
     broken: bool = False
 
     def extended(self, token_ids: Sequence[int]) -> "ResidentPrefix":
         """This prompt with more tokens behind it. Whole blocks are hashed up to the first that is not resident."""
-        resident, size, parent, tail = self.resident, self.block_size, self.parent, self.tail
-        tokens = self.tokens + len(token_ids)
-        resident_tokens = self.resident_tokens
+        resident, size, resident_tokens = self.resident, self.block_size, self.resident_tokens
         if self.broken:
-            return ResidentPrefix(resident, size, parent, tokens, resident_tokens, broken=True)
-        if tokens - resident_tokens < size:
-            return ResidentPrefix(resident, size, parent, tokens, resident_tokens, tail + pack_ids(token_ids))
-        # Most pieces that are not resident differ in their first block: the rest is packed only behind a hit.
-        first = size - len(tail) // ID_BYTES
-        block = child_hash(parent, tail + pack_ids(token_ids[:first]))
-        if block not in resident:
-            return ResidentPrefix(resident, size, parent, tokens, resident_tokens, broken=True)
-        packed, stride, start = pack_ids(token_ids[first:]), ID_BYTES * size, 0
-        while True:
-            parent = block
-            resident_tokens += size
-            if tokens - resident_tokens < size:
-                return ResidentPrefix(resident, size, parent, tokens, resident_tokens, packed[start:])
-            block = child_hash(parent, packed[start : start + stride])
-            if block not in resident:
-                return ResidentPrefix(resident, size, parent, tokens, resident_tokens, broken=True)
-            start += stride
+            tokens = self.tokens + len(token_ids)
+            return ResidentPrefix(resident, size, self.stretch, tokens, resident_tokens, True)
+        stretch = self.stretch.behind(token_ids)
+        blocks = stretch.blocks
+        found = stretch.resident_blocks(resident) if blocks else 0
+        resident_tokens += found * size
+        return ResidentPrefix(resident, size, stretch, stretch.tokens, resident_tokens, found < blocks)
 
     def cached_tokens(self) -> int:
         """What the engine would reuse of a prompt that ends here: the last token is always computed."""

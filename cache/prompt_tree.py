@@ -1,0 +1,108 @@
+"""What one request's prompts may begin with: stretches of token ids behind each other, each hashed once for all."""
+
+from collections.abc import Container, Sequence
+from itertools import takewhile
+
+from cache.blocks import ID_BYTES, child_hash, pack_ids, root_hash
+from cache.hash_memo import RUN_BLOCKS, HashMemo
+
+
+class Stretch:
+    """Token ids behind those of another stretch. Its `blocks` are those that end in it.
+
+    Blocks are hashed when somebody first asks for them, one after the other, and only as far as that: replicas that
+    hold the same beginning cost one hashing together. A stretch is found again by the identity of its ids, which are
+    kept with it. A tree belongs to one request, and to one thread at a time.
+    """
+
+    __slots__ = ("_above", "_behind", "_first", "_hashes", "_ids", "_packed", "_root", "blocks", "tokens")
+
+    def __init__(self, root: "PromptTree", above: "Stretch | None" = None, ids: Sequence[int] = ()) -> None:
+        before: int = 0 if above is None else above.tokens
+        self.tokens: int = before + len(ids)
+        self._first = before // root.block_size
+        self.blocks = self.tokens // root.block_size - self._first
+        self._root = root
+        self._above = above
+        self._ids = ids
+        self._packed: bytes | None = None
+        self._hashes: list[bytes] = []
+        self._behind: dict[int, Stretch] = {}
+
+    def behind(self, ids: Sequence[int]) -> "Stretch":
+        """The same prompt with these ids at its end."""
+        found = self._behind.get(id(ids))
+        if found is None:
+            found = Stretch(self._root, self, ids)
+            if isinstance(ids, tuple):
+                # What can change is read anew each time.
+                self._behind[id(ids)] = found
+        return found
+
+    def resident_blocks(self, resident: Container[bytes]) -> int:
+        """How many of its leading blocks are resident."""
+        hashes, count = self._hashes, 0
+        while True:
+            count += sum(1 for _ in takewhile(resident.__contains__, hashes[count:] if count else hashes))
+            if count < len(hashes) or count == self.blocks:
+                return count
+            self._hash_more()
+
+    def last_hash(self) -> bytes:
+        """The hash of the last whole block up to its end, the root's where there is none."""
+        if self._above is None:
+            return self._root.hash
+        if not self.blocks:
+            return self._above.last_hash()
+        while len(self._hashes) < self.blocks:
+            self._hash_more()
+        return self._hashes[-1]
+
+    def _hash_more(self) -> None:
+        """The next block; or a whole run of blocks where an earlier request has hashed it."""
+        hashes, size, memo = self._hashes, self._root.block_size, self._root.memo
+        count = len(hashes)
+        parent = hashes[-1] if count else self._above.last_hash() if self._above is not None else self._root.hash
+        whole_run = self.blocks - count >= RUN_BLOCKS and (self._first + count) % RUN_BLOCKS == 0
+        if not count and not (whole_run and memo is not None):
+            # Most stretches that are not resident differ in their first block: the rest is packed only behind a hit.
+            tail = self._tail()
+            hashes.append(child_hash(parent, pack_ids([*tail, *self._ids[: size - len(tail)]])))
+            return
+        if self._packed is None:
+            self._packed = pack_ids(self._tail()) + pack_ids(self._ids)
+        start, stride = count * size * ID_BYTES, size * ID_BYTES
+        if whole_run and memo is not None:
+            known = memo.known(parent, self._packed[start : start + RUN_BLOCKS * stride])
+            if known is not None:
+                hashes += known
+                return
+        hashes.append(child_hash(parent, self._packed[start : start + stride]))
+
+    def _tail(self) -> Sequence[int]:
+        """The ids before its own that are in its first block."""
+        above = self._above
+        if above is None:
+            return ()
+        missing = above.tokens % self._root.block_size
+        parts: list[Sequence[int]] = []
+        while missing and above is not None:
+            part = above._ids[-missing:]
+            parts.append(part)
+            missing -= len(part)
+            above = above._above
+        return [token_id for part in reversed(parts) for token_id in part]
+
+
+class PromptTree:
+    """The empty prompt under a salt, in an engine's block size. One tree serves all replicas of that block size.
+
+    `memo`, where there is one, knows the hashes of blocks of earlier requests.
+    """
+
+    def __init__(self, block_size: int, salt: str = "", memo: HashMemo | None = None) -> None:
+        self.block_size = block_size
+        self.salt = salt
+        self.hash = root_hash(block_size, salt)
+        self.memo = memo
+        self.start = Stretch(self)
