@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -23,6 +23,15 @@ def default_cache_dir() -> Path:
 def process_environment() -> dict[str, str]:
     """A copy of this process's environment, for the processes that it starts."""
     return dict(os.environ)
+
+
+def what_is_wrong(error: Exception) -> str:
+    """In one line, which settings are wrong and how, without their values; of another error, what it says."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    return "; ".join(
+        f"{'.'.join(str(part) for part in item['loc']) or 'settings'}: {item['msg']}" for item in error.errors()
+    )
 
 
 class Settings(BaseSettings):

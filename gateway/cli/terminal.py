@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 from rich.console import Console
 
-from gateway.settings import Settings
+from gateway.settings import Settings, what_is_wrong
 
 T = TypeVar("T")
 
@@ -93,10 +93,7 @@ def load_settings(**overrides: object) -> Settings:
     try:
         return Settings(**given)
     except ValidationError as error:
-        wrong = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc']) or 'settings'}: {item['msg']}" for item in error.errors()
-        )
-        raise CliError(f"Settings are wrong: {wrong}.", USAGE) from error
+        raise CliError(f"Settings are wrong: {what_is_wrong(error)}.", USAGE) from error
     except (SettingsError, ValueError) as error:
         # A headstart.toml that is not TOML, or a variable that is not what its setting takes.
         raise CliError(f"Settings cannot be read: {error}.", USAGE) from error
