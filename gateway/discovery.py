@@ -17,7 +17,7 @@ log = logging.getLogger("headstart.discovery")
 LOOK_UP_LIMIT_S = 5.0
 FILE_POLL_S = 2.0
 
-Follower = Callable[[tuple[Endpoint, ...]], None]
+Follower = Callable[[tuple[Endpoint, ...]], Awaitable[None]]
 LookUp = Callable[[str, int], Awaitable[tuple[str, ...]]]
 
 
@@ -52,7 +52,7 @@ class Discovery:
         self.endpoints = self._configured
 
     def on_change(self, follow: Follower) -> None:
-        """`follow` is called with all endpoints, on the event loop, whenever they are others than before."""
+        """`follow` is awaited with all endpoints whenever they are others than before, one change after the other."""
         self._followers.append(follow)
 
     async def __aenter__(self) -> "Discovery":
@@ -104,7 +104,7 @@ class Discovery:
         if self._task is not None:
             self._tell()
         for follow in self._followers:
-            follow(endpoints)
+            await follow(endpoints)
 
     async def _follow(self, name: Endpoint) -> None:
         parts = urlsplit(name.url)

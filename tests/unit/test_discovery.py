@@ -24,6 +24,9 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"HEADSTART_{name.upper()}", raising=False)
 
 
+Told = asyncio.Queue[tuple[Endpoint, ...]]
+
+
 class Names:
     """A resolver whose answers are set by the test; a name without any cannot be resolved."""
 
@@ -81,34 +84,36 @@ async def test_a_name_of_one_address_is_dialled_by_its_name() -> None:
 
 async def test_engines_that_come_and_go_are_told_in_the_order_of_their_addresses() -> None:
     names = Names(pods=("10.0.0.9", "10.0.0.10"))
-    told: list[tuple[Endpoint, ...]] = []
+    told = Told()
     async with discovery("http://pods", names) as found:
-        found.on_change(told.append)
+        found.on_change(told.put)
         await found.refresh()
-        assert told == []
+        assert told.empty()
         names.addresses["pods"] = ("10.0.0.10", "10.0.0.2", "10.0.0.9")
         await found.refresh()
-        assert hosts(told[-1]) == ["http://10.0.0.2", "http://10.0.0.9", "http://10.0.0.10"]
+        three = told.get_nowait()
+        assert hosts(three) == ["http://10.0.0.2", "http://10.0.0.9", "http://10.0.0.10"]
         names.addresses["pods"] = ("10.0.0.2",)
         await found.refresh()
-        assert len(told) == 1, "an address that one look-up lacks is not gone yet"
+        assert told.empty(), "an address that one look-up lacks is not gone yet"
         await found.refresh()
-        assert hosts(told[-1]) == ["http://10.0.0.2"]
-        assert told[-1][0] in told[0], "the one that is left is the engine that it was"
-        assert found.endpoints == told[-1]
+        one = told.get_nowait()
+        assert hosts(one) == ["http://10.0.0.2"]
+        assert one[0] in three, "the one that is left is the engine that it was"
+        assert found.endpoints == one
 
 
 async def test_a_failing_look_up_keeps_the_last_addresses_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     names = Names(pods=TWO)
-    told: list[tuple[Endpoint, ...]] = []
+    told = Told()
     async with discovery("http://pods", names) as found:
-        found.on_change(told.append)
+        found.on_change(told.put)
         before = found.endpoints
         del names.addresses["pods"]
         for _ in range(4):
             await found.refresh()
         assert found.endpoints == before
-        assert told == []
+        assert told.empty()
         assert caplog.text.count("cannot be resolved") == 1
         names.addresses["pods"] = ()
         await found.refresh()
@@ -128,11 +133,11 @@ async def test_names_are_looked_up_again_by_themselves() -> None:
     names = Names(pods=TWO)
     settings = Settings(engine_url="http://pods", dns_refresh_s=0.01)
     async with Discovery(settings, look_up=names) as found:
-        changed = asyncio.Event()
-        found.on_change(lambda endpoints: changed.set())
+        told = Told()
+        found.on_change(told.put)
         names.addresses["pods"] = (*TWO, "10.0.0.3")
         async with asyncio.timeout(5):
-            await changed.wait()
+            assert len(await told.get()) == 3
 
 
 async def test_a_follower_that_fails_does_not_end_the_looking(caplog: pytest.LogCaptureFixture) -> None:
@@ -140,7 +145,7 @@ async def test_a_follower_that_fails_does_not_end_the_looking(caplog: pytest.Log
     async with Discovery(Settings(engine_url="http://pods", dns_refresh_s=0.01), look_up=names) as found:
         times = asyncio.Semaphore(0)
 
-        def fail(endpoints: tuple[Endpoint, ...]) -> None:
+        async def fail(endpoints: tuple[Endpoint, ...]) -> None:
             times.release()
             raise RuntimeError("planted")
 
@@ -187,15 +192,12 @@ async def test_the_system_resolves_a_numeric_name_without_a_network() -> None:
     assert not can_be_tracked(Endpoint("e", "http://127.0.0.1"))
 
 
-Told = asyncio.Queue[tuple[Endpoint, ...]]
-
-
 @asynccontextmanager
 async def reloading(**changes: Any) -> AsyncIterator[tuple[Discovery, Told]]:
     """Engines of headstart.toml, read again by hand or at a signal."""
     told = Told()
     async with Discovery(Settings(), reread=Settings, look_up=Names(), **{"file_poll_s": 3600.0, **changes}) as found:
-        found.on_change(told.put_nowait)
+        found.on_change(told.put)
         yield found, told
 
 
