@@ -11,20 +11,34 @@ from prompt_builder.outlook import Clock, Outlook, Prefix
 
 @dataclass(slots=True)
 class Means:
-    """One replica under one clock, for one plan. It follows each front through the replica's blocks once."""
+    """One replica under one clock, for one plan. It follows each front through the replica's blocks once.
+
+    `joined` keeps the ids of each front, for all replicas of a plan.
+    """
 
     outlook: Outlook
     speed: SpeedEstimate
     clock: Clock
+    joined: dict[int, tuple[Front, Ids]] = field(default_factory=dict)
     _fronts: dict[int, tuple[Front, Prefix]] = field(default_factory=dict)
 
     def prefix(self, front: Front) -> Prefix:
         """`front` must have ids."""
         kept = self._fronts.get(id(front))
         if kept is None:
-            prefix = extended(self.outlook.prefix, front.parts or ())
+            prefix = self.outlook.prefix.extended(self._ids(front))
             kept = self._fronts[id(front)] = (front, prefix)
         return kept[1]
+
+    def _ids(self, front: Front) -> Ids:
+        """In one piece: a prefix packs and hashes long runs of ids much faster than short ones."""
+        known = self.joined.get(id(front))
+        if known is None:
+            ids: list[int] = []
+            for part in front.parts or ():
+                ids += part
+            known = self.joined[id(front)] = (front, tuple(ids))
+        return known[1]
 
     def foresee(self, front: Front, tail: Ids) -> Forecast:
         """Exact in its tokens: those that the builder will send."""
@@ -70,9 +84,7 @@ class Means:
         return self.forecast(uncached, cached).fits
 
 
-def extended(prefix: Prefix, parts: Sequence[Ids]) -> Prefix:
-    """One call for all parts: a prefix packs and hashes long runs of ids much faster than short ones."""
-    ids: list[int] = []
-    for part in parts:
-        ids += part
-    return prefix.extended(ids)
+def means_of(outlooks: Sequence[Outlook], clock: Clock) -> list[Means]:
+    """The replicas whose speed is known."""
+    joined: dict[int, tuple[Front, Ids]] = {}
+    return [Means(outlook, outlook.speed, clock, joined) for outlook in outlooks if outlook.speed is not None]

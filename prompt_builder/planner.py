@@ -10,12 +10,13 @@ from prompt_builder.choice import distinct
 from prompt_builder.drafts import Drafts, Layout, whole_forms
 from prompt_builder.evidence import SentenceMemo
 from prompt_builder.extracts import Extracts
-from prompt_builder.forecast import Means
+from prompt_builder.forecast import means_of
 from prompt_builder.layout import block_tokens, blocks_of, for_template, scaffold_tokens
 from prompt_builder.material import Frames, Front, Material
 from prompt_builder.outlook import Clock, Outlook
 from prompt_builder.renderings import boundaries
 from prompt_builder.request import Choice, Request
+from prompt_builder.shortlist import shortlist
 from prompt_builder.template import ChatTemplate
 from prompt_builder.types import (
     Alternative,
@@ -153,19 +154,18 @@ class Planner:
         drafts = Drafts(material, bare, self._layout_for(limits), self._tokenizer, self._sentences)
         room = None if limits.window_tokens is None else Room.of(limits, limits.window_tokens)
         rendering: Rendering = "kept" if self._rendering == "kept" else "stripped"
-        means = [Means(outlook, outlook.speed, clock) for outlook in outlooks if outlook.speed is not None]
-        if not material.has_ids:
-            means = []
+        forms = tuple(whole_forms(wanted, self._tokenizer))
+        means = means_of(outlooks, clock) if material.has_ids else []
         return Request(
             transcript=transcript,
             limits=limits,
-            wanted=tuple(whole_forms(wanted, self._tokenizer)),
+            wanted=forms,
             ranked=tuple(ranked),
             clashes=tuple(clashes),
             drafts=drafts,
             window=None if room is None else Window(drafts, rendering, room, self._tokenizer),
             room=room,
-            means=tuple(means),
+            means=shortlist(means, self._standing(material, transcript), forms),
             filling=Filling(drafts, self._extracts, whole_forms(ranked, self._tokenizer), limits.top_k),
             tokenizer=self._tokenizer,
         )
@@ -177,6 +177,13 @@ class Planner:
             pin_last=own.pin_last if limits.pin_last is None else limits.pin_last,
             evidence_lines=own.evidence_lines if limits.evidence_lines is None else limits.evidence_lines,
         )
+
+    def _standing(self, material: Material, transcript: Transcript) -> Front:
+        """The past as the conversation's last prompt rendered it: what a replica may hold."""
+        count = len(material.turns)
+        if self._rendering == "auto":
+            count = material.leading_turns(transcript.stripped - transcript.folded)
+        return material.front(0, 0 if self._rendering == "kept" else count)
 
     def _fronts(self, request: Request) -> list[Front]:
         """The renderings of the whole past to choose from; the first one changes nothing."""
