@@ -1,7 +1,7 @@
 """The blocks of an engine's KV cache: which contents they hold, and which of them is evicted next."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 UNKNOWN = b""
@@ -13,12 +13,13 @@ class Block:
     """A block with content. `references` counts the running requests that use it.
 
     `released` is the turn in which it last joined the eviction queue: of two blocks in the queue the lower one is
-    evicted first.
+    evicted first. `told` marks one that no request seen here has used: only the engine's word stands for it.
     """
 
     key: bytes
     references: int = 1
     released: int = 0
+    told: bool = False
 
 
 class BlockQueue:
@@ -40,6 +41,8 @@ class BlockQueue:
         self._queue: OrderedDict[Block, None] = OrderedDict()
         self._empty = capacity
         self._turn = 0
+        self.on_eviction: Callable[[bytes], None] | None = None
+        """Told the key of each content that left because its block was needed."""
 
     def clear(self) -> None:
         """As a new engine: nothing is held, nothing is in use."""
@@ -71,6 +74,7 @@ class BlockQueue:
         for block in blocks:
             if not block.references:
                 del self._queue[block]
+                block.told = False
             block.references += 1
 
     def take(self, count: int) -> None:
@@ -81,17 +85,24 @@ class BlockQueue:
             block, _none = self._queue.popitem(last=False)
             self._forget(block)
             self.evictions += 1
+            if self.on_eviction is not None and block.key != UNKNOWN:
+                self.on_eviction(block.key)
 
     def fill(self, key: bytes) -> Block:
         """One of the blocks that were taken is computed and holds `key`."""
-        block = Block(key)
-        if key == UNKNOWN:
-            return block
+        block = Block(UNKNOWN)
+        self.name(block, key)
+        return block
+
+    def name(self, block: Block, key: bytes) -> None:
+        """What a block of unknown content holds is known after all. One that was evicted since stays so."""
+        if key == UNKNOWN or (not block.references and block not in self._queue):
+            return
+        block.key = key
         if key in self.resident:
             self._copies.setdefault(key, []).append(block)
         else:
             self.resident[key] = block
-        return block
 
     def release(self, blocks: Sequence[Block], empty: int) -> None:
         """A request is over: its blocks in prompt order, and the number of those that it took and never filled.
@@ -114,14 +125,44 @@ class BlockQueue:
                 self._forget(block)
                 self._empty += 1
 
+    def insert(self, key: bytes, *, next_evicted: bool) -> None:
+        """A free block holds `key`, as the engine tells: released just now, or before all others."""
+        if not self.free or key == UNKNOWN or key in self.resident:
+            return
+        self.take(1)
+        block = self.fill(key)
+        block.told = True
+        self.release([block], 0)
+        if next_evicted:
+            block.released = min(block.released, next(iter(self._queue)).released)
+            self._queue.move_to_end(block, last=False)
+
+    def drop(self, key: bytes) -> int:
+        """The blocks of the queue that hold `key` are empty after all; how many these were."""
+        held = [block for block in (self.resident.get(key), *self._copies.get(key, ())) if block is not None]
+        dropped = [block for block in held if not block.references]
+        for block in dropped:
+            self._drop(block)
+        return len(dropped)
+
+    def drop_where(self, unwanted: Callable[[Block], bool]) -> int:
+        """Blocks of the queue of which `unwanted` is true are empty after all; how many these were."""
+        dropped = [block for block in self._queue if unwanted(block)]
+        for block in dropped:
+            self._drop(block)
+        return len(dropped)
+
     def drop_up_to(self, released: int) -> int:
         """Blocks of the queue that were released in this turn or before are empty after all; how many these were."""
         dropped = list(self._released_by(released))
         for block in dropped:
-            del self._queue[block]
-            self._forget(block)
-        self._empty += len(dropped)
+            self._drop(block)
         return len(dropped)
+
+    def _drop(self, block: Block) -> None:
+        del self._queue[block]
+        self._forget(block)
+        self._empty += 1
 
     def _released_by(self, released: int) -> Iterator[Block]:
         for block in self._queue:

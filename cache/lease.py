@@ -12,10 +12,11 @@ class Lease:
     """Made and changed by `Residency` only; others read `prompt_tokens`, `cached_tokens` and `tokens`.
 
     `cached_tokens` is what the engine is predicted to report of the prompt; it may change while the request waits for
-    free blocks. `hashes` are the contents of the whole blocks of all `tokens`, `root` the parent of the first, `tail`
-    the packed ids behind the last; `computed_tokens` of them are in the cache or about to be. `blocks` are those that
-    it holds with their contents, in order; `empty` counts those that are not filled yet. `released` tells when its
-    hits had last been released, 0 for those in use.
+    free blocks. `hashes` are the contents of the whole blocks of all `tokens`, `root` the parent of the first. The
+    first `known` of them are known, the others UNKNOWN; `tail` are the packed ids that follow the known ones, None
+    where they are not known. `computed_tokens` are in the cache or about to be. `blocks` are those that it holds with
+    their contents, in order (after its end those that it left); `empty` counts those that are not filled yet.
+    `released` tells when its hits had last been released, 0 for those in use.
     """
 
     block_size: int
@@ -24,10 +25,10 @@ class Lease:
     prompt_tokens: int
     cached_tokens: int
     hashes: list[bytes]
-    tail: bytes
+    known: int
+    tail: bytes | None
     tokens: int
     computed_tokens: int = 0
-    known: bool = True
     blocks: list[Block] = field(default_factory=list)
     empty: int = 0
     released: tuple[int, ...] | None = None
@@ -40,23 +41,48 @@ class Lease:
         """Blocks that it keeps from being evicted."""
         return len(self.blocks) + self.empty
 
+    @property
+    def parent(self) -> bytes:
+        """What the first block of unknown content follows."""
+        return self.hashes[self.known - 1] if self.known else self.root
+
     def append(self, token_ids: Sequence[int]) -> None:
         """Generated tokens. Behind tokens of unknown ids they are unknown too."""
-        if not self.known:
+        if self.tail is None or self._known_tokens != self.tokens:
             self.append_unknown(len(token_ids))
             return
-        packed, stride = self.tail + pack_ids(token_ids), ID_BYTES * self.block_size
-        start = 0
-        while len(packed) - start >= stride:
-            parent = self.hashes[-1] if self.hashes else self.root
-            self.hashes.append(child_hash(parent, packed[start : start + stride]))
-            start += stride
-        self.tail = packed[start:]
+        self._extend_known(self.tail + pack_ids(token_ids))
         self.tokens += len(token_ids)
 
     def append_unknown(self, count: int) -> None:
         """Generated tokens of which only the number is known."""
         self.tokens += count
-        if count:
-            self.known, self.tail = False, b""
         self.hashes += [UNKNOWN] * (self.tokens // self.block_size - len(self.hashes))
+
+    def name_answer(self, token_ids: Sequence[int]) -> None:
+        """The ids of the whole answer, from its first on; those that are known already are not asked again."""
+        if self.tail is None or self._known_tokens - self.prompt_tokens > len(token_ids):
+            return
+        self._extend_known(self.tail + pack_ids(token_ids[self._known_tokens - self.prompt_tokens :]))
+        self.tokens = max(self.tokens, self._known_tokens)
+
+    def name_block(self, key: bytes) -> None:
+        """The next block of unknown content is full and holds `key`; the token behind it has been generated."""
+        self._set_known(key)
+        self.tail = b""
+        self.append_unknown(max(0, self.known * self.block_size + 1 - self.tokens))
+
+    @property
+    def _known_tokens(self) -> int:
+        return self.known * self.block_size + len(self.tail or b"") // ID_BYTES
+
+    def _extend_known(self, packed: bytes) -> None:
+        stride, start = ID_BYTES * self.block_size, 0
+        while len(packed) - start >= stride:
+            self._set_known(child_hash(self.parent, packed[start : start + stride]))
+            start += stride
+        self.tail = packed[start:]
+
+    def _set_known(self, key: bytes) -> None:
+        self.hashes[self.known : self.known + 1] = [key]
+        self.known += 1

@@ -9,6 +9,7 @@ from cache.blocks import block_hashes, pack_ids, root_hash
 from cache.lease import Lease
 from cache.prompt_tree import PromptTree
 from cache.resident_prefix import ResidentPrefix, resident_path
+from cache.told_blocks import ToldBlocks
 
 __all__ = ["Lease", "Residency", "ResidencyCounts", "ResidentPrefix", "resident_path"]
 
@@ -52,6 +53,9 @@ class Residency:
             raise ValueError(f"block_size must be positive, not {block_size}")
         self.block_size = block_size
         self._queue = BlockQueue(capacity_blocks)
+        self.told = ToldBlocks(self._queue)
+        self.told_all = False
+        """Whether the engine's events tell all that it holds; then its reports lead to no conclusions beside them."""
         self._running: dict[Lease, None] = {}
         self._waiting: deque[Lease] = deque()
         self._counts = ResidencyCounts()
@@ -100,7 +104,7 @@ class Residency:
         size = self.block_size
         if len(hashes) != tokens // size:
             raise ValueError(f"{len(hashes)} hashes are not those of {tokens} tokens in blocks of {size}")
-        return self._begin(tokens, hashes, b"", b"", known=bool(hashes) and tokens % size == 0)
+        return self._begin(tokens, hashes, b"", b"" if hashes and tokens % size == 0 else None)
 
     def generated(self, lease: Lease, token_ids: Sequence[int]) -> None:
         """The answer began, or grew by these tokens: they fill further blocks. The latest is not computed yet."""
@@ -113,6 +117,36 @@ class Residency:
         if self._live(lease):
             lease.append_unknown(tokens)
             self._grown(lease)
+
+    def answered(self, lease: Lease, tokens: int, token_ids: Sequence[int] | None = None) -> None:
+        """The answer has so many tokens by now, however it was told of before; `token_ids` are all of its ids.
+
+        An answer may also be named after the lease's end: what is not evicted yet can be hit from then on. One token
+        more than ids is the end token, which is never computed.
+        """
+        if lease.engine != self._engine:
+            return
+        first = lease.known
+        if not lease.ended:
+            lease.append_unknown(max(0, lease.prompt_tokens + tokens - lease.tokens))
+        if token_ids is not None:
+            lease.name_answer(token_ids)
+        self._name(lease, first)
+        if not lease.ended:
+            self._grown(lease)
+
+    def stored(self, parent: bytes, key: bytes, packed_block: bytes) -> None:
+        """The engine tells that it holds a block: one of a running answer, or of a request that was not seen here."""
+        if not self.told.stored(key):
+            return
+        lease = self._growing(parent, packed_block)
+        if lease is None:
+            self._queue.insert(key, next_evicted=False)
+            return
+        first = lease.known
+        lease.name_block(key)
+        self._name(lease, first)
+        self._grown(lease)
 
     def ran_unknown(self, tokens: int) -> None:
         """A request whose ids are not known has run and is over: blocks for so many uncached tokens were evicted."""
@@ -153,7 +187,8 @@ class Residency:
             return
         lease.reconciled = True
         counts, predicted = self._counts, lease.cached_tokens
-        dropped = self._drop_evicted_before(lease, cached_tokens) if cached_tokens < predicted else 0
+        lacking = cached_tokens < predicted and not self.told_all
+        dropped = self._drop_evicted_before(lease, cached_tokens) if lacking else 0
         self._counts = replace(
             counts,
             exact=counts.exact + (cached_tokens == predicted),
@@ -168,11 +203,12 @@ class Residency:
         """The engine was restarted or its cache reset. Leases of before no longer change anything."""
         self._engine += 1
         self._queue.clear()
+        self.told.clear()
         self._running.clear()
         self._waiting.clear()
         self._counts = replace(self._counts, clears=self._counts.clears + 1)
 
-    def _begin(self, tokens: int, hashes: Sequence[bytes], root: bytes, tail: bytes, known: bool = True) -> Lease:
+    def _begin(self, tokens: int, hashes: Sequence[bytes], root: bytes, tail: bytes | None) -> Lease:
         lease = Lease(
             block_size=self.block_size,
             engine=self._engine,
@@ -180,9 +216,9 @@ class Residency:
             prompt_tokens=tokens,
             cached_tokens=0,
             hashes=list(hashes),
+            known=len(hashes),
             tail=tail,
             tokens=tokens,
-            known=known,
         )
         lease.cached_tokens = len(self._hits(lease)) * self.block_size
         self._waiting.append(lease)
@@ -236,6 +272,19 @@ class Residency:
                 return
         self._take(lease, missing)
 
+    def _growing(self, parent: bytes, packed_block: bytes) -> Lease | None:
+        """The running request whose answer fills this block."""
+        for lease in self._running:
+            if lease.ran and lease.parent == parent and packed_block.startswith(lease.tail or b""):
+                return lease
+        return None
+
+    def _name(self, lease: Lease, first: int) -> None:
+        """Blocks that it filled before their content was known."""
+        for block, key in zip(lease.blocks[first : lease.known], lease.hashes[first : lease.known], strict=False):
+            if block.key == UNKNOWN:
+                self._queue.name(block, key)
+
     def _take(self, lease: Lease, count: int) -> None:
         self._queue.take(count)
         lease.empty += count
@@ -247,7 +296,9 @@ class Residency:
     def _vacate(self, lease: Lease) -> None:
         del self._running[lease]
         self._queue.release(lease.blocks, lease.empty)
-        lease.blocks, lease.empty = [], 0
+        lease.empty = 0
+        if not lease.ended:
+            lease.blocks = []
 
     def _forget_computed(self, lease: Lease) -> None:
         hits = len(lease.released or ())
