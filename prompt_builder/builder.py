@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from cache.blocks import block_hashes
+from cache.hash_memo import HashMemo
+from cache.prompt_tree import PromptTree
 from prompt_builder.layout import (
     UNKNOWN_SCAFFOLD_TOKENS,
     Block,
@@ -17,7 +18,10 @@ from prompt_builder.types import Message, Plan, Prompt, Segment, Tokenizer
 
 
 class PromptBuilder:
-    """Renders plans. `block_size` is the engine's, in tokens; 0 where it is not known: no block hashes then."""
+    """Renders plans. `block_size` is the engine's, in tokens; 0 where it is not known: no block hashes then.
+
+    Blocks that an earlier prompt had in the same place are not hashed again.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer, template: ChatTemplate | None, instructions: str, block_size: int
@@ -26,6 +30,14 @@ class PromptBuilder:
         self._template = template
         self._instructions = instructions
         self._block_size = block_size
+        self._hashes = HashMemo()
+
+    def tree(self, salt: str = "") -> PromptTree | None:
+        """For following one request's prompts through replicas: it knows the blocks of prompts rendered before.
+
+        None where there are no block hashes.
+        """
+        return PromptTree(self._block_size, salt, self._hashes) if self._block_size else None
 
     def render(self, plan: Plan, salt: str = "", *, exact: bool = True, reason: str | None = None) -> Prompt:
         """The prompt of a plan. `exact` False, with a reason: no token ids, the engine templates `messages`.
@@ -59,10 +71,13 @@ class PromptBuilder:
             segments.append(self._scaffold(before))
             segments.extend(self._segment(piece) for piece in block.pieces)
         segments.append(self._scaffold(frame.pieces[-1]))
-        token_ids = tuple(token_id for segment in segments for token_id in segment.token_ids)
+        joined: list[int] = []
+        for segment in segments:
+            joined += segment.token_ids
+        token_ids = tuple(joined)
         if not exact:
             return Prompt(tuple(segments), messages, None, len(token_ids), (), reason or "Not asked for.")
-        hashes = block_hashes(token_ids, self._block_size, salt) if self._block_size else ()
+        hashes = self._hashes.block_hashes(token_ids, self._block_size, salt) if self._block_size else ()
         return Prompt(tuple(segments), messages, token_ids, len(token_ids), hashes)
 
     def _scaffold(self, text: str) -> Segment:
