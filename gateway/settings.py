@@ -137,6 +137,11 @@ class Settings(BaseSettings):
         description="The most relevant chunks that are held back for the last places, whatever the order.",
     )
     evidence_lines: int = Field(1, ge=0, le=10, description="Sentences quoted before the question; 0 turns them off.")
+    volatile: Literal["report", "move", "off"] = Field(
+        "report",
+        description="System texts that change from request to request: reported, or their changing lines moved "
+        "behind the chunks (`move`).",
+    )
     min_answer_tokens: int = Field(
         256, ge=1, description="Room kept for the answer when `max_tokens` is not given, in tokens."
     )

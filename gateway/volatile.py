@@ -1,0 +1,345 @@
+"""System texts that change from request to request: found by comparing them, reported, moved where that is asked."""
+
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from gateway.metrics import Metrics
+from prompt_builder.movable import Split, split
+from prompt_builder.types import Transcript
+from prompt_builder.versions import Changing, Versions, changing_lines
+from prompt_builder.volatile import HOLE, ChangeKind
+
+log = logging.getLogger("headstart.volatile")
+
+VolatileMode = Literal["report", "move", "off"]
+
+MOST_CHARS = 64 * 1024
+MOST_LINES = 2048
+"""Of longer texts the beginning is looked at; what follows counts as stable and stays where it is."""
+
+MOST_TEXTS = 8
+"""System texts remembered of one tenant and model; the one that was seen longest ago leaves."""
+
+MOST_KEPT_CHARS = 16 * 2**20
+"""Characters remembered of all; the tenant and model that were seen longest ago leave."""
+
+NEAR = 0.8
+"""Texts that share so much of their lines are versions of one."""
+
+SURE = 0.95
+"""No text is looked at that was seen longer ago."""
+
+FAR = 0.5
+"""Texts that share less than NEAR may be versions of one of which much changes: when each comes only once."""
+
+SINGLES = 2
+MOST_MOVED = 0.25
+STILL_MOVED = 0.5
+"""Share of the text: above the first nothing begins to be moved, above the second nothing is any more."""
+
+MOST_SHOWN = 32
+_BY_WORDS_CHARS = 2000
+_BY_WORDS_LINES = 10
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class VolatileLine:
+    """`line` counts from 1; `text` shows what does not change, `…` for the rest."""
+
+    line: int
+    text: str
+    kind: ChangeKind
+
+
+@dataclass(frozen=True, slots=True)
+class VolatileText:
+    """What keeps changing in a system text.
+
+    `text_id` tells texts of one gateway apart. `lost_tokens` stand behind the first change, do not change themselves,
+    and cannot be reused; 0 where the lines are `moved`. Of `requests` with this text `changed` brought another
+    version. `reason` says why nothing was moved although it was asked for.
+    """
+
+    text_id: int
+    lines: tuple[VolatileLine, ...]
+    lost_tokens: int
+    requests: int
+    changed: int
+    moved: bool = False
+    reason: str | None = None
+
+    def wire(self) -> dict[str, Any]:
+        return {
+            "lines": [{"line": line.line, "text": line.text, "kind": line.kind} for line in self.lines],
+            "lost_tokens": self.lost_tokens,
+            "requests": self.requests,
+            "changed": self.changed,
+            "moved": self.moved,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What is known of a request's system text. `split` only where lines are to be moved."""
+
+    text: str
+    report: VolatileText | None = None
+    split: Split | None = None
+
+    def moved_in(self, transcript: Transcript) -> Transcript:
+        """The transcript with the changing lines behind the chunks."""
+        if self.split is None or transcript.system != self.text:
+            return transcript
+        return replace(transcript, system=self.split.stays, facts=self.split.facts)
+
+    def not_moved(self, reason: str) -> "Observed":
+        """The same where the request cannot be planned."""
+        if self.report is None or self.split is None:
+            return self
+        return Observed(self.text, replace(self.report, moved=False, reason=reason))
+
+
+UNSEEN = Observed("")
+
+
+@dataclass(slots=True)
+class VolatileCounts:
+    """Since the start: requests with a volatile system text, those whose lines were moved, tokens not reused."""
+
+    requests: int = 0
+    moved: int = 0
+    lost_tokens: int = 0
+
+
+class _Text:
+    """One system text: its versions, and what it is found by."""
+
+    def __init__(self, text_id: int, text: str, lines: Sequence[str]) -> None:
+        self.text_id = text_id
+        self.versions = Versions(lines)
+        self.last = hash(text)
+        self.by_words = len(text) <= _BY_WORDS_CHARS or len(lines) < _BY_WORDS_LINES
+        self.features = _features(text, lines, self.by_words)
+        self.features_chars = sum(map(len, self.features))
+        self.loose = False
+        self.moving = False
+        self.told = False
+        # (hash of a text, its tokens): what stands behind the first change is the same from request to request.
+        self.behind = (0, 0)
+
+
+class _Sight:
+    """A text that is to be found again, its features made once."""
+
+    def __init__(self, text: str, lines: Sequence[str]) -> None:
+        self.text, self.lines = text, lines
+        self.hash = hash(text)
+        self._features: dict[bool, tuple[frozenset[str], int]] = {}
+
+    def shared(self, known: _Text) -> float:
+        """0 to 1: characters of the lines (of a short text: words) in both, of those of the larger."""
+        if known.by_words not in self._features:
+            features = _features(self.text, self.lines, known.by_words)
+            self._features[known.by_words] = (features, sum(map(len, features)))
+        features, chars = self._features[known.by_words]
+        most = max(chars, known.features_chars)
+        return sum(map(len, features & known.features)) / most if most else 0.0
+
+
+class SystemTexts:
+    """What is remembered of system texts, by tenant and model: nothing of one is compared with another's.
+
+    Bounded by MOST_TEXTS for one tenant and model and MOST_KEPT_CHARS in all.
+    """
+
+    def __init__(self, mode: VolatileMode) -> None:
+        self._mode = mode
+        self._known: OrderedDict[tuple[str, str], list[_Text]] = OrderedDict()
+        self._chars: dict[tuple[str, str], int] = {}
+        self._kept_chars = 0
+        self._made = 0
+        self.counts = VolatileCounts()
+
+    @property
+    def volatile(self) -> int:
+        """Texts that are volatile now."""
+        return sum(any(text.versions.volatile()) for texts in self._known.values() for text in texts)
+
+    @property
+    def kept(self) -> int:
+        """Texts that are remembered."""
+        return sum(map(len, self._known.values()))
+
+    @property
+    def kept_chars(self) -> int:
+        """About how many characters they hold."""
+        return self._kept_chars
+
+    def observe(self, tenant: str, model: str, text: str, count: Callable[[str], int]) -> Observed:
+        """A request with this system text; what is known of it from earlier ones. `count` gives a text's tokens.
+
+        Takes O(n log n) in the text's lines, and time for the tokens only where something is reported.
+        """
+        if self._mode == "off" or not text:
+            return UNSEEN
+        key = (tenant, model)
+        looked_at, rest = _bounded(text)
+        known = self._found(key, looked_at)
+        observed = self._observed(known, text, rest, count)
+        self._bound(key)
+        if observed.report is not None:
+            self.counts.requests += 1
+            self.counts.moved += observed.report.moved
+            self.counts.lost_tokens += observed.report.lost_tokens
+            if not known.told:
+                known.told = True
+                _tell(tenant, model, observed.report)
+        return observed
+
+    def _found(self, key: tuple[str, str], text: str) -> _Text:
+        """The text that this is a version of, with this version; the last one of its list."""
+        texts = self._known.setdefault(key, [])
+        self._known.move_to_end(key)
+        digest = hash(text)
+        for known in reversed(texts):
+            if known.last == digest:
+                known.versions.same()
+                break
+        else:
+            sight = _Sight(text, text.split("\n"))
+            nearest = _nearest(texts, sight)
+            if nearest is None:
+                self._made += 1
+                known = _Text(self._made, text, sight.lines)
+                texts.append(known)
+            else:
+                known = nearest
+                known.versions.take(sight.lines)
+                known.last = digest
+        texts.remove(known)
+        texts.append(known)
+        del texts[:-MOST_TEXTS]
+        return known
+
+    def _observed(self, known: _Text, text: str, rest: str, count: Callable[[str], int]) -> Observed:
+        versions = known.versions
+        moving = list(versions.established()) if self._mode == "move" else []
+        shown = moving or list(versions.volatile())
+        if not shown:
+            return Observed(text)
+        report = VolatileText(known.text_id, _shown(shown), 0, versions.requests, versions.changed)
+        lines = versions.last
+        if moving:
+            parts = split(lines, changing_lines(moving))
+            if parts.share <= (STILL_MOVED if known.moving else MOST_MOVED):
+                known.moving = True
+                if not parts.facts:
+                    return Observed(text)
+                return Observed(text, replace(report, moved=True), replace(parts, stays=parts.stays + rest))
+            report = replace(report, reason=_too_much(parts.share))
+        behind = _behind(lines, shown) + rest
+        key = hash(behind)
+        if known.behind[0] != key:
+            known.behind = (key, count(behind))
+        return Observed(text, replace(report, lost_tokens=known.behind[1]))
+
+    def _bound(self, key: tuple[str, str]) -> None:
+        """After a change of this key's texts."""
+        chars = sum(text.versions.chars + text.features_chars for text in self._known[key])
+        self._kept_chars += chars - self._chars.get(key, 0)
+        self._chars[key] = chars
+        while self._kept_chars > MOST_KEPT_CHARS and len(self._known) > 1:
+            oldest, _ = self._known.popitem(last=False)
+            self._kept_chars -= self._chars.pop(oldest)
+
+
+def volatile_metrics(metrics: Metrics, texts: SystemTexts) -> None:
+    """What was found since the start, read when it is scraped."""
+    counts = texts.counts
+    metrics.gauge(
+        "headstart_volatile_texts", "System texts that change from request to request", lambda: texts.volatile
+    )
+    metrics.gauge("headstart_volatile_requests", "Requests with such a text", lambda: counts.requests)
+    metrics.gauge("headstart_volatile_requests_moved", "Of these, moved", lambda: counts.moved)
+    metrics.gauge("headstart_volatile_lost_tokens", "Stable tokens not reused", lambda: counts.lost_tokens)
+
+
+def _nearest(texts: list[_Text], sight: _Sight) -> _Text | None:
+    """None for a text of its own. Texts that each came once and share a good half are made versions of one."""
+    scored: list[tuple[float, int]] = []
+    for place in reversed(range(len(texts))):
+        share = sight.shared(texts[place])
+        if share >= SURE:
+            return texts[place]
+        scored.append((share, place))
+    if not scored:
+        return None
+    share, place = max(scored)
+    if share >= NEAR or (texts[place].loose and share >= FAR):
+        return texts[place]
+    scored.sort(reverse=True)
+    singles = [texts[place] for share, place in scored if share >= FAR and texts[place].versions.requests == 1]
+    if len(singles) < SINGLES:
+        return None
+    for other in singles[1:]:
+        texts.remove(other)
+    singles[0].loose = True
+    return singles[0]
+
+
+def _features(text: str, lines: Sequence[str], by_words: bool) -> frozenset[str]:
+    """What versions of one text share: lines, or words whose numbers do not count."""
+    if not by_words:
+        return frozenset(lines)
+    return frozenset(_DIGITS.sub("0", text[:_BY_WORDS_CHARS]).split())
+
+
+def _bounded(text: str) -> tuple[str, str]:
+    """Whole lines within the bounds, and the rest."""
+    if len(text) <= MOST_CHARS and text.count("\n") < MOST_LINES:
+        return text, ""
+    end = text.rfind("\n", 0, MOST_CHARS)
+    end = MOST_CHARS if end < 0 else end
+    lines = text[:end].split("\n", MOST_LINES)
+    looked_at = "\n".join(lines[:MOST_LINES])
+    return looked_at, text[len(looked_at) :]
+
+
+def _shown(places: Sequence[Changing]) -> tuple[VolatileLine, ...]:
+    found = [
+        VolatileLine(line + 1, place.part.mask.excerpt if place.part.mask else HOLE, place.part.kind)
+        for place in places
+        for line in place.lines
+    ]
+    return tuple(found[:MOST_SHOWN])
+
+
+def _behind(lines: Sequence[str], places: Sequence[Changing]) -> str:
+    """What does not change, from the first change on."""
+    first = places[0]
+    changing = changing_lines(places)
+    tail = first.part.mask.after if first.part.mask else ""
+    return "\n".join([tail, *(lines[at] for at in range(first.first, len(lines)) if at not in changing)])
+
+
+def _too_much(share: float) -> str:
+    return f"{share:.0%} of the text would have to be moved; at most {MOST_MOVED:.0%} is."
+
+
+def _tell(tenant: str, model: str, report: VolatileText) -> None:
+    """Figures and names, never text."""
+    fields = {
+        "tenant": tenant,
+        "model": model,
+        "lines": ",".join(str(line.line) for line in report.lines),
+        "kinds": ",".join(sorted({line.kind for line in report.lines})),
+        "lost_tokens": report.lost_tokens,
+        "moved": report.moved,
+    }
+    log.info("a system text changes from request to request", extra={"fields": fields})
