@@ -1,70 +1,104 @@
-"""Which chunks are asked for together: the last requests of each tenant, counted by chunk."""
+"""Which chunks are asked for together: the last requests, kept by tenant and chunk."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from threading import Lock
+from typing import Protocol
 
 MOST_REQUESTS = 16_384
-"""Requests that are remembered; with ten chunks each some 15 MB."""
+"""Requests that are remembered; with six chunks each at most some 25 MB."""
 
-MOST_LATEST = 256
-"""Of one chunk only so many of the latest requests count: what a popular one costs stays bounded."""
+MOST_LATEST = 64
+"""Of one chunk only so many of its latest requests count, so that a popular one costs no more than others."""
 
 
-@dataclass(slots=True)
-class _Seen:
-    """A chunk's requests, oldest first, as their numbers; the first `forgotten` of them no longer count."""
+class Together(Protocol):
+    """What is known of one tenant's past requests. Reading changes nothing."""
 
-    requests: list[int] = field(default_factory=list)
+    def together(self, labels: Sequence[str]) -> Mapping[int, int]:
+        """Which of these chunks past requests had in common with them, and how many requests each such set.
+
+        A set is a mask: bit i stands for `labels[i]`. Requests that had none of the chunks are not counted.
+        """
+
+
+class NothingKnown:
+    """The past (a Together) of a tenant of whom nothing is known."""
+
+    def together(self, labels: Sequence[str]) -> Mapping[int, int]:
+        return {}
 
 
 class Companions:
-    """Remembers which chunks each of the last `most_requests` requests had; the oldest leave.
+    """Remembers the chunks of the last `most_requests` requests; the oldest leave, and with them what they counted.
 
-    `key` keeps tenants apart: chunks under different keys are never counted together. Usable from any thread.
+    `key` keeps tenants apart: chunks under different keys are never counted together. Of a chunk only the last
+    `most_latest` requests are looked at, which is all the ageing that counts need. Usable from any thread. Raises
+    ValueError for sizes that are not positive.
     """
 
     def __init__(self, most_requests: int = MOST_REQUESTS, most_latest: int = MOST_LATEST) -> None:
         if most_requests <= 0 or most_latest <= 0:
             raise ValueError(f"sizes must be positive, not {most_requests} and {most_latest}")
+        self._most_requests = most_requests
         self._most_latest = most_latest
-        self._ring: list[tuple[bytes, tuple[str, ...]] | None] = [None] * most_requests
-        self._seen: dict[tuple[bytes, str], _Seen] = {}
+        self._ring: list[tuple[bytes, tuple[str, ...]]] = []
+        self._latest: dict[tuple[bytes, str], list[int]] = {}
         self._next = 0
         self._lock = Lock()
 
     def observe(self, key: bytes, chunks: Sequence[tuple[str, int]]) -> None:
-        """A request was sent with these chunks, each a label and its tokens, in any order. Microseconds."""
+        """A request was sent with these whole chunks, each a label and its tokens, in any order. Microseconds."""
         labels = tuple(dict.fromkeys(label for label, _ in chunks))
         if not labels:
             return
         with self._lock:
-            slot = self._next % len(self._ring)
-            leaving = self._ring[slot]
-            if leaving is not None:
-                self._forget(self._next - len(self._ring), *leaving)
-            self._ring[slot] = (key, labels)
+            if self._next < self._most_requests:
+                self._ring.append((key, labels))
+            else:
+                slot = self._next % self._most_requests
+                self._forget(self._next - self._most_requests, *self._ring[slot])
+                self._ring[slot] = (key, labels)
             for label in labels:
-                requests = self._seen.setdefault((key, label), _Seen()).requests
-                requests.append(self._next)
-                if len(requests) > 2 * self._most_latest:
-                    del requests[: -self._most_latest]
+                latest = self._latest.setdefault((key, label), [])
+                latest.append(self._next)
+                if len(latest) >= 2 * self._most_latest:
+                    del latest[: -self._most_latest]
             self._next += 1
 
-    def together(self, key: bytes, labels: Sequence[str]) -> list[int]:
-        """For each request that had some of the labels, which: bit i stands for `labels[i]`."""
+    def of(self, key: bytes) -> Together:
+        """The past of one tenant, as it is whenever it is read."""
+        return _Tenant(self, key)
+
+    def together(self, key: bytes, labels: Sequence[str]) -> Mapping[int, int]:
+        """See `Together`."""
         masks: dict[int, int] = {}
-        for place, label in enumerate(labels):
-            seen = self._seen.get((key, label))
-            if seen is not None:
-                for request in seen.requests[-self._most_latest :]:
-                    masks[request] = masks.get(request, 0) | 1 << place
-        return list(masks.values())
+        with self._lock:
+            for place, label in enumerate(labels):
+                bit = 1 << place
+                for request in self._latest.get((key, label), ())[-self._most_latest :]:
+                    masks[request] = masks.get(request, 0) | bit
+        return Counter(masks.values())
+
+    @property
+    def entries(self) -> int:
+        """Numbers of requests that are held, over all chunks: what its memory grows with."""
+        return sum(map(len, self._latest.values()))
 
     def _forget(self, request: int, key: bytes, labels: tuple[str, ...]) -> None:
         for label in labels:
-            seen = self._seen.get((key, label))
-            if seen is not None and seen.requests and seen.requests[0] == request:
-                del seen.requests[0]
-                if not seen.requests:
-                    del self._seen[key, label]
+            latest = self._latest.get((key, label))
+            if latest is not None and latest[0] == request:
+                del latest[0]
+                if not latest:
+                    del self._latest[key, label]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tenant:
+    companions: Companions
+    key: bytes
+
+    def together(self, labels: Sequence[str]) -> Mapping[int, int]:
+        return self.companions.together(self.key, labels)
