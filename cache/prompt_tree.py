@@ -39,6 +39,10 @@ class Stretch:
                 self._behind[id(ids)] = found
         return found
 
+    def known(self, hashes: Sequence[bytes]) -> None:
+        """The hashes of all its blocks, where somebody has them."""
+        self._hashes = list(hashes)
+
     def resident_blocks(self, resident: Container[bytes]) -> int:
         """How many of its leading blocks are resident."""
         hashes, count = self._hashes, 0
@@ -97,12 +101,23 @@ class Stretch:
 class PromptTree:
     """The empty prompt under a salt, in an engine's block size. One tree serves all replicas of that block size.
 
-    `memo`, where there is one, knows the hashes of blocks of earlier requests.
+    `memo`, where there is one, knows the hashes of blocks of earlier requests. Raises ValueError for a size that is
+    not positive.
     """
 
     def __init__(self, block_size: int, salt: str = "", memo: HashMemo | None = None) -> None:
+        if block_size <= 0:
+            raise ValueError(f"block_size must be positive, not {block_size}")
         self.block_size = block_size
         self.salt = salt
         self.hash = root_hash(block_size, salt)
         self.memo = memo
         self.start = Stretch(self)
+
+    def hashed(self, token_ids: tuple[int, ...], hashes: Sequence[bytes]) -> None:
+        """A whole prompt whose `block_hashes` are known: who follows these very ids hashes nothing.
+
+        Hashes of another number of blocks are not taken.
+        """
+        if len(hashes) == len(token_ids) // self.block_size:
+            self.start.behind(token_ids).known(hashes)

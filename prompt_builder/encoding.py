@@ -7,6 +7,9 @@ from typing import Any
 
 import tiktoken
 
+from prompt_builder.long_texts import LongTexts
+from prompt_builder.probe import PROBE_TEXTS
+
 Json = Mapping[str, Any]
 
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -29,7 +32,7 @@ class ByteEncoding:
     `normalize` is applied to the text first.
     """
 
-    encoding: tiktoken.Encoding
+    encoding: LongTexts
     first_unknown: int
     normalize: Callable[[str], str]
 
@@ -57,7 +60,7 @@ def byte_encoding(name: str, config: Json, control_ids: frozenset[int]) -> ByteE
         ranks.setdefault(bytes([byte]), first_unknown + byte)
     # The last alternative never matches text that the pattern covers; without it tiktoken would lose the rest.
     encoding = tiktoken.Encoding(name, pat_str=pattern + r"|[\s\S]", mergeable_ranks=ranks, special_tokens={})
-    return ByteEncoding(encoding, first_unknown, normalize)
+    return ByteEncoding(LongTexts(encoding, pattern, ranks, PROBE_TEXTS), first_unknown, normalize)
 
 
 def normalizer(config: Json | None) -> Callable[[str], str]:

@@ -118,7 +118,7 @@ class FastTokenizer:
     def encode_uncached(self, text: str) -> tuple[int, ...]:
         """As `encode`, without the cache."""
         clean = _without_surrogates(text)
-        ids = self._bytes.encoding.encode_ordinary(self._bytes.normalize(clean))
+        ids = self._bytes.encoding.encode(self._bytes.normalize(clean))
         if max(ids, default=0) >= self._bytes.first_unknown:
             return self._reference.encode_uncached(clean)
         return tuple(ids)

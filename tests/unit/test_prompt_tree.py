@@ -119,3 +119,23 @@ def test_the_memo_keeps_no_more_runs_than_it_may_and_the_last_used_stay() -> Non
     stretch = PromptTree(SIZE, "", memo).start.behind(prompts[0])
     hashed = block_hashes(prompts[0], SIZE)
     assert stretch.resident_blocks(set(hashed)) == RUN_BLOCKS
+
+
+def test_a_prompt_whose_hashes_are_known_is_followed_without_hashing_it() -> None:
+    residency = Residency(SIZE, 100)
+    prompt = ids(0, 42)
+    run(residency, prompt, "s")
+    tree = PromptTree(SIZE, "s")
+    # Ids that cannot be packed show that nobody does.
+    unreadable = tuple(-1 for _ in prompt)
+    tree.hashed(unreadable, block_hashes(prompt, SIZE, "s"))
+    assert residency.prefix("s", tree).extended(unreadable).resident_tokens == 40
+
+
+def test_hashes_of_another_block_size_are_not_taken() -> None:
+    residency = Residency(SIZE, 100)
+    prompt = ids(0, 42)
+    run(residency, prompt, "s")
+    tree = PromptTree(SIZE, "s")
+    tree.hashed(prompt, block_hashes(prompt, 8, "s"))
+    assert residency.prefix("s", tree).extended(prompt).resident_tokens == 40
