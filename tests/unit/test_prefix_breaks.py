@@ -40,8 +40,8 @@ def assistant(text: str) -> PastMessage:
 class Clerk:
     """Sends plans to a fleet as the pipeline does."""
 
-    def __init__(self, *names: str, **changes: int) -> None:
-        self.fleet = Fleet(*names, **changes)
+    def __init__(self, *names: str, capacity: int = 1000) -> None:
+        self.fleet = Fleet(*names, capacity=capacity)
 
     def ask(
         self, wanted: Plan, *, known: int | None = None, replica: str = "one", salt: str = "", volatile: bool = False
