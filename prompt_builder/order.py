@@ -109,7 +109,7 @@ def _most_wanted(
 def _ordered_pool(
     pieces: Sequence[Piece], pool: Sequence[int], requests: Iterable[tuple[int, float]], prior: float
 ) -> list[int]:
-    """By dynamic programming over the subsets of the pool: what stands first, as a set, and what is best behind it."""
+    """By dynamic programming over the subsets of the pool: which stand first, and the best order behind them."""
     count = len(pool)
     full = (1 << count) - 1
     bits = [1 << place for place in pool]
