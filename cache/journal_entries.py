@@ -4,6 +4,7 @@ Hashes are salted and chained (`cache.blocks`), chunks are named by their labels
 Entries come from a network: their types and sizes are checked before anything is made of them.
 """
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -15,11 +16,11 @@ MOST_BLOCKS = 32_768
 
 MOST_EVENTS = 512
 _MOST_TOKENS = 2**26
-_MOST_SECONDS = 86_400.0
+MOST_SECONDS = 86_400.0
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=_MOST_TOKENS)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MOST_SECONDS)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
 Hashes = Annotated[bytes, msgspec.Meta(max_length=MOST_BLOCKS * HASH_BYTES)]
 GatewayId = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
 
@@ -107,7 +108,7 @@ def read_chosen(data: bytes) -> Chosen:
         raise Malformed(str(error)) from None
 
 
-def join_hashes(hashes: "tuple[bytes, ...] | list[bytes]") -> bytes:
+def join_hashes(hashes: Sequence[bytes]) -> bytes:
     """Nothing where there are too many."""
     return b"".join(hashes) if len(hashes) <= MOST_BLOCKS else b""
 

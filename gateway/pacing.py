@@ -11,8 +11,11 @@ from gateway.queueing import Prefill, Queued, batch_s, limit_tokens, released, t
 from gateway.tickets import Batch, Ticket
 from latency.speed import SpeedEstimate
 
-__all__ = ["Background", "Pacer", "Prefill", "QueueFull", "Ticket"]
+__all__ = ["Background", "Elsewhere", "Pacer", "Prefill", "QueueFull", "Ticket"]
 
+# A request that has waited longer at another gateway goes first, if it goes within so long.
+YIELD_S = 0.03
+_YIELD_STEP_S = 0.005
 _LEAST_DELAY_S = 0.0005
 
 
@@ -22,6 +25,17 @@ class QueueFull(Exception):
     def __init__(self, wait_s: float) -> None:
         super().__init__(f"The queue is full; the predicted wait is {wait_s:.3f} s.")
         self.wait_s = wait_s
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What waits for this replica at other gateways: predicted prefill seconds, and since when the oldest waits.
+
+    `oldest_s` is a time of the pacer's clock, None while nothing waits.
+    """
+
+    seconds: float = 0.0
+    oldest_s: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +61,9 @@ class Pacer:
         self._decoding: set[Ticket] = set()
         self._numbers = 0
         self._passed_s = 0.0
+        self._elsewhere = Elsewhere()
+        self._yielding_s: float | None = None
+        self._queue_changed: Callable[[], None] = lambda: None
         self._release_due: asyncio.Handle | None = None
         self._background: Background | None = None
         self._background_turn = asyncio.Lock()
@@ -64,6 +81,14 @@ class Pacer:
     def in_flight_tokens(self) -> int:
         """Uncached tokens of the prefills that were released and have not given their first token."""
         return sum(ticket.job.uncached_tokens for batch in self._batches for ticket in batch.tickets)
+
+    @property
+    def waiting(self) -> Elsewhere:
+        """What waits here, as other gateways should know it."""
+        queue = self._queue
+        if not queue:
+            return Elsewhere()
+        return Elsewhere(sum(queued.job.seconds for queued in queue), min(queued.entered_s for queued in queue))
 
     @property
     def limit_tokens(self) -> int:
@@ -90,7 +115,11 @@ class Pacer:
         # Values that the event loop may replace meanwhile are read once.
         speed, queue, now_s = self._speed, list(self._queue), self._clock()
         rest_s = self._rest_s(now_s)
-        if not self._enabled or (not queue and not rest_s):
+        if not self._enabled:
+            return rest_s
+        # Gateways take turns by who waits longest, and this one would be the latest.
+        rest_s += self._elsewhere.seconds
+        if not queue and not rest_s:
             return rest_s
         tokens, fixed_s = 0, 0.0
         if speed is not None:
@@ -100,6 +129,28 @@ class Pacer:
         order = turn_order(queue, now_s + rest_s, self._passed_s)
         limit = limit_tokens(speed, sum(queued.job.uncached_tokens for queued in queue))
         return wait_s(order, new, rest_s, limit, fixed_s)
+
+    # other gateways in front of the same replica
+
+    def on_queue(self, tell: Callable[[], None]) -> None:
+        """`tell` is called whenever what waits here has changed."""
+        self._queue_changed = tell
+
+    def elsewhere(self, waiting: Elsewhere) -> None:
+        """What waits at all other gateways from now on."""
+        self._elsewhere = waiting
+
+    def foreign(self, job: Prefill, began_s: float) -> Ticket:
+        """Another gateway released a prefill: it is before all that is released later, as if released here.
+
+        The ticket ends as any other does, and is given up as late as any other.
+        """
+        if self._background is not None:
+            self._background.abandoned.set()
+        self._yielding_s = None
+        ticket = Ticket(self._prefilled, job, 0.0, began_s)
+        self._launch([ticket], began_s)
+        return ticket
 
     # a request's way
 
@@ -120,6 +171,7 @@ class Pacer:
         insort(self._queue, queued, key=_turn)
         self._waiters[queued] = turn
         self._idle.clear()
+        self._queue_changed()
         # Requests that come in the same moment are all in the queue before the first of them is chosen.
         self._release_soon()
         try:
@@ -158,6 +210,7 @@ class Pacer:
     def _leave(self, queued: Queued) -> None:
         if self._waiters.pop(queued, None) is not None:
             self._queue.remove(queued)
+            self._queue_changed()
             self._release_soon()
 
     def _release_soon(self) -> None:
@@ -191,6 +244,9 @@ class Pacer:
         if not count:
             self._release_at(self._recheck_s(now_s))
             return
+        if self._yields(now_s):
+            self._release_at(_YIELD_STEP_S)
+            return
         tickets = []
         for queued in order[:count]:
             in_turn = queued is self._queue[0]
@@ -202,7 +258,21 @@ class Pacer:
                 tickets.append(ticket)
                 turn.set_result(ticket)
         self._launch(tickets, now_s)
+        self._queue_changed()
         self._release_soon()
+
+    def _yields(self, now_s: float) -> bool:
+        """Whether it is another gateway's turn: two would else release twice as much as the engine should have."""
+        oldest_s = self._elsewhere.oldest_s
+        if oldest_s is None or oldest_s >= min(queued.entered_s for queued in self._queue):
+            self._yielding_s = None
+            return False
+        if self._yielding_s is None:
+            self._yielding_s = now_s
+        if now_s - self._yielding_s < YIELD_S:
+            return True
+        self._yielding_s = None
+        return False
 
     def _recheck_s(self, now_s: float) -> float:
         """Seconds until the next batch is due, if no first token comes before."""

@@ -1,11 +1,12 @@
 """One request's stay on a replica: its turn to prefill, the blocks it takes there, and what it teaches."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from cache.residency import Lease, Residency
+from gateway.queueing import Prefill
 from gateway.tickets import Ticket
 from gateway.timings import EngineUsage
 from latency.speed import Forecast
@@ -17,6 +18,19 @@ class Lessons(Protocol):
     def observe(self, uncached_tokens: int, cached_tokens: int, seconds: float, decoding: int = 0) -> None: ...
 
     def observe_decode(self, output_tokens: int, seconds: float) -> None: ...
+
+
+class Onlooker(Protocol):
+    """Who is told of each run: when it began, of its first token, and once of its end.
+
+    `usage` is what the engine reported, None for a run that was not answered. Must not raise.
+    """
+
+    def began(self, run: "Run") -> None: ...
+
+    def first_token(self, run: "Run") -> None: ...
+
+    def ended(self, run: "Run", usage: EngineUsage | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +61,8 @@ class Run:
         *,
         salt: str,
         decoding: int,
+        closed: Callable[["Run"], None] = lambda run: None,
+        onlooker: Onlooker | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.work = work
@@ -54,6 +70,9 @@ class Run:
         self._residency = residency
         self._lessons = lessons
         self._decoding = decoding
+        self._closed = closed
+        self._onlooker = onlooker
+        self._usage: EngineUsage | None = None
         self._clock = clock
         self._lease: Lease | None = None
         if residency is not None and work.token_ids is not None:
@@ -61,6 +80,8 @@ class Run:
             self._lease = residency.begin(work.token_ids, salt, hashes)
         self._sent_s = clock()
         self._first_s: float | None = None
+        if onlooker is not None:
+            onlooker.began(self)
 
     @property
     def waited_s(self) -> float:
@@ -72,9 +93,22 @@ class Run:
         """What the replica was predicted to hold of the prompt when it was sent."""
         return self._lease.cached_tokens if self._lease is not None else None
 
+    @property
+    def prefill(self) -> Prefill:
+        """Its prefill as it was predicted when it entered the queue."""
+        return self._ticket.job
+
+    @property
+    def hashes(self) -> Sequence[bytes]:
+        """Of the prompt's whole blocks; none where they are not known."""
+        lease = self._lease
+        return () if lease is None else lease.hashes[: lease.prompt_tokens // lease.block_size]
+
     def first_token(self) -> None:
         self._first_s = self._clock()
         self._ticket.first_token()
+        if self._onlooker is not None:
+            self._onlooker.first_token(self)
         if self._residency is not None and self._lease is not None:
             # From now on the prompt is in the engine's cache, however the answer ends.
             self._residency.generated(self._lease, ())
@@ -90,6 +124,7 @@ class Run:
     def answered(self, usage: EngineUsage) -> None:
         """The answer is complete: what was predicted meets what the engine reports."""
         ended_s = self._clock()
+        self._usage = usage
         self._settle(usage)
         if self._first_s is None or self.work.choices != 1:
             return
@@ -109,7 +144,11 @@ class Run:
         return max(self._sent_s, self._ticket.began_s)
 
     def close(self) -> None:
+        self._closed(self)
         self._ticket.done()
+        if self._onlooker is not None:
+            onlooker, self._onlooker = self._onlooker, None
+            onlooker.ended(self, self._usage)
         if self._residency is not None and self._lease is not None:
             self._residency.end(self._lease)
 
