@@ -17,7 +17,7 @@ from cache.store import ByteStore
 from gateway.admission import Admission
 from gateway.backends.vllm import EngineLimits, EngineSession
 from gateway.budgets import Budgets
-from gateway.calibrator import Calibrator
+from gateway.calibrators import Calibrators
 from gateway.calls import Calls
 from gateway.context import RequestContext
 from gateway.door import Door
@@ -28,7 +28,7 @@ from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.pipeline import Pipeline
 from gateway.replica_metrics import replica_gauges
-from gateway.replicas import Replica
+from gateway.replicas import Replicas
 from gateway.routes.chat import ChatEndpoint
 from gateway.routes.console import console_router
 from gateway.routes.dependencies import BodyLimits
@@ -93,9 +93,9 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
         settings.answer_timeout_s,
     )
     session = await stack.enter_async_context(EngineSession(limits))
-    replica = await stack.enter_async_context(Replica(settings, session, limits))
-    renderer = LiveRenderer(replica.serving)
-    replica.on_change(renderer.follow)
+    replicas = await stack.enter_async_context(Replicas(settings, session, limits))
+    renderer = LiveRenderer(replicas.serving)
+    replicas.on_change(renderer.follow)
 
     database = await asyncio.to_thread(Database, settings.data_dir)
     stack.push_async_callback(asyncio.to_thread, database.close)
@@ -107,22 +107,22 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
     retriever = Retriever(database, embedder, indexes, settings.previous_turn_weight)
     stack.push_async_callback(retriever.aclose)
     ingestor = await stack.enter_async_context(Ingestor(database, embedder, renderer, indexes.refresh_soon))
-    replica.on_change(lambda serving: ingestor.renderer_changed())
+    replicas.on_change(lambda serving: ingestor.renderer_changed())
 
     calls = Calls(settings.calls_kept, metrics)
     admission = Admission(settings.max_in_flight)
     metrics.gauge("headstart_chat_in_flight", "Chat requests in progress", lambda: admission.in_flight)
-    metrics.gauge("headstart_engine_reachable", "1 when the engine answers", lambda: replica.serving.facts.reachable)
+    metrics.gauge("headstart_engine_reachable", "1 when the engine answers", lambda: replicas.serving.facts.reachable)
     metrics.gauge("headstart_store_degraded", "1 while Redis is lost", lambda: store.health().degraded)
     metrics.gauge("headstart_store_degraded_seconds", "Time spent without it", lambda: store.health().degraded_s)
     metrics.gauge("headstart_store_failures", "Operations answered without it", lambda: store.health().failures)
-    replica_gauges(metrics, replica)
+    replica_gauges(metrics, replicas)
     bodies = BodyLimits(settings.max_body_bytes, settings.max_upload_bytes, settings.body_timeout_s)
     chunking = ChunkingStrategy(settings.chunk_tokens, settings.chunk_overlap_tokens)
     app.include_router(files_router(database, bodies))
     app.include_router(vector_stores_router(database, ingestor, retriever, bodies, chunking))
-    app.include_router(models_router(replica, database))
-    app.include_router(operations_router(replica, metrics, calls, store.health, indexes.counters))
+    app.include_router(models_router(replicas, database))
+    app.include_router(operations_router(replicas, metrics, calls, store.health, indexes.counters))
     app.include_router(console_router())
 
     transcripts = Transcripts(store, settings.transcript_ttl_s)
@@ -133,11 +133,11 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
     folds = FoldSettings(
         settings.summary, settings.fold_high_tokens, settings.fold_low_tokens, prewarm=settings.prewarm
     )
-    folder = await stack.enter_async_context(Folder(replica, transcripts, folds))
+    folder = await stack.enter_async_context(Folder(transcripts, folds))
     fold_metrics(metrics, folder)
     pipeline = Pipeline(
-        replica=replica,
-        models=Models(replica, database.stores),
+        replicas=replicas,
+        models=Models(replicas, database.stores),
         retriever=retriever,
         transcripts=transcripts,
         files=database.store_files,
@@ -146,11 +146,9 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
         folder=folder,
         defaults=ChatDefaults(settings.top_k, settings.min_answer_tokens),
     )
-    app.include_router(plan_router(pipeline, replica, admission.enter, bodies))
+    app.include_router(plan_router(pipeline, replicas, admission.enter, bodies))
     # Last of all: the work of starting would be in its measurements.
-    await stack.enter_async_context(
-        Calibrator(replica.speed, replica.pacer, session, settings, limits, lambda: replica.residency, ingestor)
-    )
+    await stack.enter_async_context(Calibrators(replicas, session, settings, limits, ingestor))
     return ChatEndpoint(
         pipeline,
         admission,

@@ -73,6 +73,7 @@ class Calibrator:
         limits: EngineLimits,
         residency: Callable[[], Residency | None] = lambda: None,
         neighbour: Neighbour | None = None,
+        engine_url: str | None = None,
     ) -> None:
         self._speed = speed
         self._idleness = idleness
@@ -81,19 +82,30 @@ class Calibrator:
         self._limits = limits
         self._residency = residency
         self._neighbour = neighbour
+        self._engine_url = settings.engine_url if engine_url is None else engine_url
         self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> "Calibrator":
+    def start(self) -> None:
         if self._settings.calibrate:
             self._task = asyncio.create_task(self._watch(), name="calibrator")
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def __aenter__(self) -> "Calibrator":
+        self.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self.stop()
 
     async def _watch(self) -> None:
         pause_s = self._settings.probe_interval_s
@@ -135,7 +147,7 @@ class Calibrator:
         settings = self._settings
         probe = Probe(
             self._session,
-            settings.engine_url,
+            self._engine_url,
             settings.engine_api_key,
             self._limits,
             facts,

@@ -14,7 +14,7 @@ from gateway.idle import Abandoned, ask_idle
 from gateway.metrics import Metrics
 from gateway.pacing import Background
 from gateway.planning import plan_prompt
-from gateway.replicas import Replica
+from gateway.replica import Replica
 from gateway.turns import Turn
 from prompt_builder.chain import link_of
 from prompt_builder.history import Marks, is_usable, marks, summary_of
@@ -72,6 +72,15 @@ class Draft:
     file_ids: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """A turn, the replica that answered it, and what it said."""
+
+    turn: Turn
+    replica: Replica
+    answer: str
+
+
 @dataclass(slots=True)
 class _Job:
     task: "asyncio.Task[None]"
@@ -89,8 +98,7 @@ class Folder:
     later answer; a finished summary is not asked for again.
     """
 
-    def __init__(self, replica: Replica, transcripts: Transcripts, settings: FoldSettings) -> None:
-        self._replica = replica
+    def __init__(self, transcripts: Transcripts, settings: FoldSettings) -> None:
         self._transcripts = transcripts
         self._settings = settings
         self._group = asyncio.TaskGroup()
@@ -117,12 +125,16 @@ class Folder:
         """Conversations that wait for an idle moment, or use one."""
         return len(self._jobs)
 
-    def after(self, turn: Turn, texts: Mapping[int, str]) -> None:
-        """A turn has been answered and recorded; returns at once. `texts` are the answers by choice.
+    def after(self, turn: Turn, replica: Replica, texts: Mapping[int, str]) -> None:
+        """A turn has been answered by this replica and recorded; returns at once. `texts` are the answers by choice.
 
         Which of several answers a client goes on with is not known: then nothing is done.
         """
-        if not turn.conversation.plain or len(texts) != 1 or not (self._may_fold(turn) or self._may_prewarm(turn)):
+        if (
+            not turn.conversation.plain
+            or len(texts) != 1
+            or not (self._may_fold(turn, replica) or self._may_prewarm(turn))
+        ):
             return
         key = _key_of(turn)
         job = self._jobs.get(key)
@@ -138,24 +150,24 @@ class Folder:
             if waiting is None:
                 return
             self._drop(waiting)
-        answer = next(iter(texts.values()))
-        self._jobs[key] = _Job(self._group.create_task(self._work(key, turn, answer)))
+        answered = _Answered(turn, replica, next(iter(texts.values())))
+        self._jobs[key] = _Job(self._group.create_task(self._work(key, answered)))
 
-    def marks_of(self, turn: Turn) -> Marks:
+    def marks_of(self, turn: Turn, replica: Replica) -> Marks:
         return marks(
             turn.serving.facts.max_model_len,
             turn.clock.budget_s,
-            self._replica.speed.estimate,
+            replica.speed.estimate,
             self._settings.high_tokens,
             self._settings.low_tokens,
         )
 
-    def _may_fold(self, turn: Turn) -> bool:
+    def _may_fold(self, turn: Turn, replica: Replica) -> bool:
         """Cheap, and true too often: the prompt holds the history and more. Turns that were cut are in no prompt."""
         if self._settings.mode == "off":
             return False
         cut = len(turn.transcript.past) - turn.plan.folded > len(turn.plan.past)
-        return cut or turn.prompt.tokens > self.marks_of(turn).high_tokens
+        return cut or turn.prompt.tokens > self.marks_of(turn, replica).high_tokens
 
     def _may_prewarm(self, turn: Turn) -> bool:
         return self._settings.prewarm and _may_break(turn)
@@ -163,13 +175,13 @@ class Folder:
     def _drop(self, key: str) -> None:
         self._jobs.pop(key).task.cancel()
 
-    async def _work(self, key: str, turn: Turn, answer: str) -> None:
+    async def _work(self, key: str, answered: _Answered) -> None:
         task = asyncio.current_task()
         try:
-            async with self._replica.pacer.background() as idle:
+            async with answered.replica.pacer.background() as idle:
                 self._jobs[key].running = True
-                if not await self._fold(key, turn, answer, idle):
-                    await self._prewarm_stripped(turn, answer, idle)
+                if not await self._fold(key, answered, idle):
+                    await self._prewarm_stripped(answered, idle)
         except Abandoned:
             self.counts.abandoned += 1
         except ApiError as error:
@@ -183,24 +195,25 @@ class Folder:
             if (job := self._jobs.get(key)) is not None and job.task is task:
                 del self._jobs[key]
 
-    async def _fold(self, key: str, turn: Turn, answer: str, idle: Background) -> bool:
+    async def _fold(self, key: str, answered: _Answered, idle: Background) -> bool:
         """Whether there was something to fold."""
+        turn, replica = answered.turn, answered.replica
         transcript = turn.transcript
-        at = self.marks_of(turn)
+        at = self.marks_of(turn, replica)
         messages = await asyncio.to_thread(messages_to_fold, turn, at) if self._settings.mode != "off" else 0
         if not messages:
             return False
         draft = self._drafts.get(key)
         if draft is None or not self._still_good(draft, turn):
-            draft = await self._draft(key, turn, messages, at, idle)
+            draft = await self._draft(key, answered, messages, at, idle)
             if draft is None:
                 self.counts.failed += 1
                 return True
             _remember(self._drafts, key, draft)
         folded = transcript.past[: draft.messages]
-        after = continued(transcript, turn.plan, answer, PLACEHOLDER)
-        prompt = await self._next_prompt(turn, replace(after, summary=draft.summary, folded=draft.messages))
-        await ask_idle(self._replica, idle, turn, prompt, max_tokens=1)
+        after = continued(transcript, turn.plan, answered.answer, PLACEHOLDER)
+        prompt = await self._next_prompt(answered, replace(after, summary=draft.summary, folded=draft.messages))
+        await ask_idle(replica, idle, turn, prompt, max_tokens=1)
         self.counts.prewarmed += 1
         await self._transcripts.keep_fold(
             turn.context.tenant,
@@ -220,14 +233,15 @@ class Folder:
         transcript = turn.transcript
         return transcript.folded < draft.messages < len(transcript.past) and draft.link == _link(turn, draft.messages)
 
-    async def _draft(self, key: str, turn: Turn, messages: int, at: Marks, idle: Background) -> Draft | None:
+    async def _draft(self, key: str, answered: _Answered, messages: int, at: Marks, idle: Background) -> Draft | None:
         """None when the engine's words are no summary; raises ApiError when it has none."""
+        turn = answered.turn
         prose = ""
         if self._settings.mode == "engine" and self._failures.get(key, 0) < ENGINE_FAILURES:
             prompt = await asyncio.to_thread(summary_prompt, turn, messages, at)
             if prompt is not None:
                 try:
-                    told = await ask_idle(self._replica, idle, turn, prompt, max_tokens=at.prose_tokens)
+                    told = await ask_idle(answered.replica, idle, turn, prompt, max_tokens=at.prose_tokens)
                 except ApiError:
                     self._failed(key)
                     raise
@@ -247,8 +261,9 @@ class Folder:
         file_ids = (*transcript.summary_files, *files_in(transcript.past[:messages]))
         return Draft(_link(turn, messages), messages, summary, file_ids) if summary else None
 
-    async def _next_prompt(self, turn: Turn, transcript: Transcript) -> Prompt:
+    async def _next_prompt(self, answered: _Answered, transcript: Transcript) -> Prompt:
         """What the planner would make of this transcript now, without chunks."""
+        turn = answered.turn
         salt = turn.context.cache_salt
         _, prompt = await asyncio.to_thread(
             plan_prompt,
@@ -257,7 +272,7 @@ class Folder:
             Candidates(()),
             turn.limits,
             salt,
-            (self._replica.outlook(salt),),
+            (answered.replica.outlook(salt),),
             replace(turn.clock, spent_s=0.0),
         )
         return prompt
@@ -265,14 +280,15 @@ class Folder:
     def _failed(self, key: str) -> None:
         _remember(self._failures, key, self._failures.get(key, 0) + 1)
 
-    async def _prewarm_stripped(self, turn: Turn, answer: str, idle: Background) -> None:
+    async def _prewarm_stripped(self, answered: _Answered, idle: Background) -> None:
         """Where the next prompt renders the last turn otherwise than it was sent, that front is computed now."""
+        turn, answer = answered.turn, answered.answer
         if not self._may_prewarm(turn):
             return
         after = continued(turn.transcript, turn.plan, answer, PLACEHOLDER)
-        prompt = await self._next_prompt(turn, after)
+        prompt = await self._next_prompt(answered, after)
         if await asyncio.to_thread(front_to_compute, turn, answer, prompt) >= LEAST_PREWARM_TOKENS:
-            await ask_idle(self._replica, idle, turn, prompt, max_tokens=1)
+            await ask_idle(answered.replica, idle, turn, prompt, max_tokens=1)
             self.counts.prewarmed += 1
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from gateway.answers import read_usage, whole_answer
 from gateway.pacing import Background
 from gateway.payload import engine_body
-from gateway.replicas import Replica
+from gateway.replica import Replica
 from gateway.timings import EngineUsage
 from gateway.turns import Turn
 from gateway.wire import TEMPLATE_FIELDS, to_json

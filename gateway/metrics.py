@@ -79,6 +79,10 @@ class Metrics:
         """A gauge that is read when it is scraped."""
         Gauge(name, text, registry=self.registry).set_function(read)
 
+    def replica_gauge(self, name: str, text: str) -> Gauge:
+        """A gauge with a value for each replica."""
+        return Gauge(name, text, ["replica"], registry=self.registry)
+
     def observe_call(self, status: int, retrieval: bool, timings: Timings | None, *, refused: bool = False) -> None:
         """`refused`: the request's budget was predicted to be missed, or its wait was too long."""
         self._requests.labels(str(status), "yes" if retrieval else "no").inc()

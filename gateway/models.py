@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.errors import ApiError, ErrorKind
-from gateway.replicas import Replica
+from gateway.replicas import Replicas
 from retrieval.records import VectorStore
 from retrieval.types import NotFound
 
@@ -27,8 +27,8 @@ class ModelName:
 
 
 class Models:
-    def __init__(self, replica: Replica, stores: StoreLookup) -> None:
-        self._replica = replica
+    def __init__(self, replicas: Replicas, stores: StoreLookup) -> None:
+        self._replicas = replicas
         self._stores = stores
 
     async def resolve(self, requested: str, tenant: str) -> ModelName:
@@ -36,7 +36,7 @@ class Models:
 
         Before the engine has been reached its models are unknown, and any name is taken.
         """
-        served = self._replica.serving.facts.models
+        served = self._replicas.serving.facts.models
         if requested in served:
             return ModelName(requested, ())
         model, at, store = requested.rpartition("@")

@@ -5,13 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.answers import read_usage, whole_answer
+from gateway.backends.vllm import EngineStream
 from gateway.budgets import Budget
 from gateway.context import RequestContext
 from gateway.payload import engine_body
 from gateway.planning import forecast_plain, refuse_if_late
 from gateway.relay import relay_unchanged
-from gateway.replicas import Replica
-from gateway.runs import Work
+from gateway.replica import Replica
+from gateway.replicas import Replicas
+from gateway.runs import Run, Work
+from gateway.sending import send
 from gateway.serving import Serving
 from gateway.timings import EngineUsage, server_timing
 from gateway.turns import StreamedAnswer, WholeAnswer, elapsed_ms, nothing, plain_timings
@@ -37,36 +40,43 @@ class Plain:
 
 
 async def pass_through(
-    replica: Replica, request: ChatRequest, body: dict[str, Any], context: RequestContext, plain: Plain
+    replicas: Replicas, request: ChatRequest, body: dict[str, Any], context: RequestContext, plain: Plain
 ) -> StreamedAnswer | WholeAnswer:
     """Only an answer that the model's window has no room for is cut to fit. Raises ApiError."""
     budget = plain.budget
     fields = engine_body(body, context, plain.served_model, plain.serving, stream=bool(request.stream))
     if _size_bytes(request) > SMALL_BYTES:
-        work, room = await asyncio.to_thread(_measure, replica, request, context, plain)
+        work, room = await asyncio.to_thread(_measure, replicas, request, context, plain)
     else:
-        work, room = _measure(replica, request, context, plain)
-    refuse_if_late(replica.hurried(work.forecast, work.deadline_s), budget)
+        work, room = _measure(replicas, request, context, plain)
+    refuse_if_late(replicas.hurried(work.forecast, work.deadline_s), budget)
     if room is not None:
         fields.pop("max_completion_tokens", None)
         fields["max_tokens"] = room
     payload = to_json(fields)
-    run = await replica.enter(work, context.cache_salt)
-    sent = elapsed_ms(context)
+    sent = 0.0
     if not request.stream:
-        try:
+
+        async def complete(replica: Replica, run: Run) -> bytes:
+            nonlocal sent
+            sent = elapsed_ms(context)
             run.first_token_expected()
-            raw = await replica.backend.complete(payload)
+            return await replica.backend.complete(payload)
+
+        _, run, raw = await send(replicas, work, context.cache_salt, complete)
+        try:
             usage = read_usage(whole_answer(raw))
             run.answered(usage)
             return WholeAnswer((), raw, plain_timings(context, budget, run, usage, sent, None))
         finally:
             run.close()
-    try:
-        stream = await replica.backend.stream(payload)
-    except BaseException:
-        run.close()
-        raise
+
+    async def stream_from(replica: Replica, run: Run) -> EngineStream:
+        nonlocal sent
+        sent = elapsed_ms(context)
+        return await replica.backend.stream(payload)
+
+    _, run, stream = await send(replicas, work, context.cache_salt, stream_from)
     run.first_token()
     first = elapsed_ms(context)
     answer = StreamedAnswer((), server_timing(queue=run.waited_s * 1000, ttft=first), nothing(), stream, run)
@@ -90,7 +100,7 @@ def plain_prompt(request: ChatRequest, serving: Serving, salt: str) -> Prompt | 
 
 
 def _measure(
-    replica: Replica, request: ChatRequest, context: RequestContext, plain: Plain
+    replicas: Replicas, request: ChatRequest, context: RequestContext, plain: Plain
 ) -> tuple[Work, int | None]:
     """What the request asks of the engine, and the largest `max_tokens` that fits where less was asked for.
 
@@ -99,16 +109,16 @@ def _measure(
     serving, budget = plain.serving, plain.budget
     prompt = plain_prompt(request, serving, context.cache_salt)
     clock = Clock(budget.ttft_s, elapsed_ms(context) / 1000)
-    outlook = replica.outlook(context.cache_salt)
+    outlooks = replicas.outlooks(context.cache_salt)
     if prompt is None:
         estimate = Prompt((), (), None, _size_bytes(request) // BYTES_PER_TOKEN + 1, ())
-        forecast = forecast_plain(estimate, outlook, clock)
+        forecast = next(iter(forecast_plain(estimate, outlooks, clock)), None)
         return Work(estimate.tokens, None, (), forecast, budget.deadline_s(context), request.n or 1), None
     work = Work(
         tokens=prompt.tokens,
         token_ids=prompt.token_ids,
         hashes=prompt.block_hashes,
-        forecast=forecast_plain(prompt, outlook, clock),
+        forecast=next(iter(forecast_plain(prompt, outlooks, clock)), None),
         deadline_s=budget.deadline_s(context),
         choices=request.n or 1,
     )

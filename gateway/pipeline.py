@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import orjson
 
 from gateway.answers import annotations_wire, citations_wire, plan_wire, read_choices, read_usage, whole_answer
+from gateway.backends.vllm import EngineStream
 from gateway.budgets import Budget, Budgets
 from gateway.context import RequestContext
 from gateway.folding import Folder
@@ -17,9 +18,12 @@ from gateway.metrics import Metrics
 from gateway.models import ModelName, Models
 from gateway.passthrough import Plain, pass_through
 from gateway.payload import turn_payload
-from gateway.planning import plan_prompt, refuse_if_late, within_total
+from gateway.planning import plan_prompt, refuse_if_late, speed_on, within_total
 from gateway.relay import relay_completed
-from gateway.replicas import Replica
+from gateway.replica import Replica
+from gateway.replicas import Replicas
+from gateway.runs import Run
+from gateway.sending import send
 from gateway.timings import EngineUsage, Timings, server_timing
 from gateway.turns import ChatDefaults, StreamedAnswer, Turn, WholeAnswer, elapsed_ms, nothing, turn_timings
 from gateway.wire import ChatRequest, invalid
@@ -46,7 +50,7 @@ class Pipeline:
     def __init__(
         self,
         *,
-        replica: Replica,
+        replicas: Replicas,
         models: Models,
         retriever: Retriever,
         transcripts: Transcripts,
@@ -56,7 +60,7 @@ class Pipeline:
         folder: Folder,
         defaults: ChatDefaults,
     ) -> None:
-        self._replica = replica
+        self._replicas = replicas
         self._models = models
         self._retriever = retriever
         self._transcripts = transcripts
@@ -73,8 +77,8 @@ class Pipeline:
         """Raises ApiError; RetrievalError for stores and filters that cannot be searched."""
         prepared = await self.prepare(request, context)
         if isinstance(prepared, Plain):
-            return await pass_through(self._replica, request, body, context, prepared)
-        refuse_if_late(self._replica.hurried(prepared.plan.forecast, prepared.work.deadline_s), prepared.budget)
+            return await pass_through(self._replicas, request, body, context, prepared)
+        refuse_if_late(self._replicas.hurried(prepared.plan.forecast, prepared.work.deadline_s), prepared.budget)
         payload = turn_payload(prepared, body)
         if request.stream:
             return await self._stream(prepared, payload)
@@ -88,7 +92,7 @@ class Pipeline:
         budget = await self._budgets.of(request, context, stores)
         conversation = await self._resume(request, context, name, bool(stores), budget)
         if conversation is None:
-            return Plain(name.served, self._replica.serving, budget)
+            return Plain(name.served, self._replicas.serving, budget)
         return await self._plan(request, context, name.served, stores, conversation, budget)
 
     async def _resume(
@@ -103,7 +107,7 @@ class Pipeline:
         planned = has_stores or kept is not None or (extension is not None and extension.budgeted)
         if not planned and len(request.messages) < 3:
             return None
-        template = self._replica.serving.template
+        template = self._replicas.serving.template
         conversation = read_conversation(request, template_reads_names=template is not None and template.reads_names)
         if conversation is None:
             if has_stores or kept is not None:
@@ -136,7 +140,7 @@ class Pipeline:
         conversation: Conversation,
         budget: Budget,
     ) -> Turn:
-        serving = self._replica.serving
+        serving = self._replicas.serving
         extension = request.headstart
         top_k = (extension.top_k if extension else None) or self._defaults.top_k
         began = time.monotonic()
@@ -152,10 +156,10 @@ class Pipeline:
             evidence_lines=extension.evidence_lines if extension else None,
             instructed=bool(stores) or any(message.context for message in conversation.transcript.past),
         )
-        outlook = self._replica.outlook(context.cache_salt)
+        outlooks = self._replicas.outlooks(context.cache_salt)
         clock = Clock(budget.ttft_s, retrieved - context.started_s + self._own_s)
         plan, prompt = await asyncio.to_thread(
-            plan_prompt, serving, conversation, candidates, limits, context.cache_salt, (outlook,), clock
+            plan_prompt, serving, conversation, candidates, limits, context.cache_salt, outlooks, clock
         )
         planned = time.monotonic()
         self._own_s += OWN_TIME_SHARE * (planned - retrieved - self._own_s)
@@ -169,7 +173,7 @@ class Pipeline:
             candidates=candidates,
             limits=limits,
             clock=clock,
-            plan=within_total(plan, budget, outlook.speed, limits.window_tokens),
+            plan=within_total(plan, budget, speed_on(outlooks, plan.forecast), limits.window_tokens),
             prompt=prompt,
             budget=budget,
             retrieve_ms=(retrieved - began) * 1000,
@@ -201,13 +205,14 @@ class Pipeline:
         )
 
     async def _stream(self, turn: Turn, payload: bytes) -> StreamedAnswer:
-        run = await self._replica.enter(turn.work, turn.context.cache_salt)
-        sent = elapsed_ms(turn.context)
-        try:
-            stream = await self._replica.backend.stream(payload)
-        except BaseException:
-            run.close()
-            raise
+        sent = 0.0
+
+        async def stream_from(replica: Replica, run: Run) -> EngineStream:
+            nonlocal sent
+            sent = elapsed_ms(turn.context)
+            return await replica.backend.stream(payload)
+
+        replica, run, stream = await send(self._replicas, turn.work, turn.context.cache_salt, stream_from)
         run.first_token()
         first = elapsed_ms(turn.context)
         timing = server_timing(
@@ -224,17 +229,23 @@ class Pipeline:
         ) -> tuple[dict[str, Any], dict[int, list[dict[str, Any]]]]:
             run.answered(usage)
             answer.timings = turn_timings(turn, run, usage, sent, first)
-            return await self._finish(turn, texts, usage, answer.timings)
+            return await self._finish(turn, replica, texts, usage, answer.timings)
 
         answer.events = relay_completed(stream, turn.request.wants_usage, finish)
         return answer
 
     async def _complete(self, turn: Turn, payload: bytes) -> WholeAnswer:
-        run = await self._replica.enter(turn.work, turn.context.cache_salt)
-        try:
+        sent = 0.0
+
+        async def complete(replica: Replica, run: Run) -> bytes:
+            nonlocal sent
             sent = elapsed_ms(turn.context)
             run.first_token_expected()
-            body = whole_answer(await self._replica.backend.complete(payload))
+            return await replica.backend.complete(payload)
+
+        replica, run, raw = await send(self._replicas, turn.work, turn.context.cache_salt, complete)
+        try:
+            body = whole_answer(raw)
             usage = read_usage(body)
             run.answered(usage)
             timings = turn_timings(turn, run, usage, sent, None)
@@ -242,14 +253,14 @@ class Pipeline:
             run.close()
         choices = read_choices(body)
         texts = {choice.get("index", 0): choice["message"].get("content") or "" for choice in choices}
-        extension, annotations = await self._finish(turn, texts, usage, timings)
+        extension, annotations = await self._finish(turn, replica, texts, usage, timings)
         for choice in choices:
             choice["message"]["annotations"] = annotations.get(choice.get("index", 0), [])
         body["headstart"] = extension
         return WholeAnswer(turn.stores, orjson.dumps(body), timings)
 
     async def _finish(
-        self, turn: Turn, texts: Mapping[int, str], usage: EngineUsage, timings: Timings
+        self, turn: Turn, replica: Replica, texts: Mapping[int, str], usage: EngineUsage, timings: Timings
     ) -> tuple[dict[str, Any], dict[int, list[dict[str, Any]]]]:
         """Citations from what the answers name; the turn goes into the transcripts."""
         chunks = (*turn.plan.references, *turn.plan.chunks)
@@ -258,15 +269,16 @@ class Pipeline:
         all_named = frozenset(label.label for found in named.values() for label in found)
         if turn.conversation.plain:
             self._metrics.observe_count(turn.prompt.tokens, usage.prompt_tokens)
-        await self._record(turn, texts)
+        await self._record(turn, replica, texts)
         extension = {
             "citations": citations_wire(chunks, all_named),
             "plan": plan_wire(turn.plan, turn.prompt),
+            "replica": replica.name,
             "timings": timings.wire(),
         }
         return extension, {index: annotations_wire(found, chunks) for index, found in named.items()}
 
-    async def _record(self, turn: Turn, texts: Mapping[int, str]) -> None:
+    async def _record(self, turn: Turn, replica: Replica, texts: Mapping[int, str]) -> None:
         if not turn.conversation.plain:
             return
         request, context = turn.request, turn.context
@@ -278,7 +290,7 @@ class Pipeline:
         if kept is not None and texts:
             said = [*turn.conversation.messages, Message("assistant", texts[min(texts)])]
             await self._transcripts.keep(context.tenant, request.user, kept, said)
-        self._folder.after(turn, texts)
+        self._folder.after(turn, replica, texts)
 
 
 def _previous_question(transcript: Transcript) -> str | None:

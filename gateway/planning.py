@@ -1,11 +1,13 @@
 """From a conversation and its candidates to a plan and its prompt; and what a budget makes of them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gateway.answers import forecast_wire
 from gateway.budgets import BUSY, TOO_SMALL, TOTAL_FIELD, Budget
 from gateway.errors import ApiError, ErrorKind
 from gateway.messages import Conversation
+from gateway.routing import forecast_of
 from gateway.serving import Serving
 from gateway.turns import rendered_by
 from latency.speed import Forecast, SpeedEstimate
@@ -110,24 +112,23 @@ def _refusal(forecast: Forecast, limit_s: float, source: str | None) -> ApiError
     )
 
 
-def forecast_plain(prompt: Prompt, outlook: Outlook, clock: Clock) -> Forecast | None:
-    """What is predicted of a prompt as it stands; None where the replica's speed is not known."""
-    speed = outlook.speed
-    if speed is None:
+def forecast_plain(prompt: Prompt, outlooks: Sequence[Outlook], clock: Clock) -> tuple[Forecast, ...]:
+    """What is predicted of a prompt as it stands, least TTFT first; of replicas whose speed is known."""
+    forecasts = []
+    for outlook in outlooks:
+        cached = 0
+        if prompt.token_ids is not None:
+            cached = outlook.prefix.extended(prompt.token_ids).cached_tokens()
+        forecast = forecast_of(
+            outlook, prompt.tokens - cached, cached, gateway_s=clock.spent_s, budget_s=clock.budget_s
+        )
+        if forecast is not None:
+            forecasts.append(forecast)
+    return tuple(sorted(forecasts, key=lambda forecast: forecast.ttft_s))
+
+
+def speed_on(outlooks: Sequence[Outlook], forecast: Forecast | None) -> SpeedEstimate | None:
+    """The speed of the replica that a forecast is for."""
+    if forecast is None:
         return None
-    cached = 0
-    if prompt.token_ids is not None:
-        cached = outlook.prefix.extended(prompt.token_ids).cached_tokens()
-    uncached = prompt.tokens - cached
-    prefill_s = speed.predict_s(uncached, cached, decoding=outlook.decoding)
-    return Forecast(
-        replica=outlook.name,
-        cached_tokens=cached,
-        uncached_tokens=uncached,
-        gateway_s=clock.spent_s,
-        queue_s=outlook.queue_s(prefill_s),
-        prefill_s=prefill_s,
-        safe_prefill_s=speed.safe_s(uncached, cached, decoding=outlook.decoding),
-        quantile=speed.quantile,
-        budget_s=clock.budget_s,
-    )
+    return next((outlook.speed for outlook in outlooks if outlook.name == forecast.replica), None)

@@ -1,42 +1,44 @@
-"""Where a request runs: the engine, what is known of it, and whether it is well."""
+"""Where a request runs: several engines of one model, and the one that is predicted to answer first."""
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from types import TracebackType
 
 import aiohttp
 
-from cache.residency import Residency
-from gateway.backends.facts import EngineFacts, probe_engine
-from gateway.backends.vllm import EngineLimits, VllmBackend
+from gateway.backends.facts import EngineFacts
+from gateway.backends.vllm import EngineLimits
 from gateway.budgets import QUEUE_FULL
+from gateway.endpoints import Endpoint, parse_endpoints
 from gateway.errors import ApiError, ErrorKind
-from gateway.pacing import Pacer, Prefill, QueueFull
+from gateway.pacing import QueueFull
+from gateway.replica import Replica
+from gateway.replica_facts import merged_facts, why_refused
+from gateway.routing import foreseen, least_ttft
 from gateway.runs import Run, Work
 from gateway.serving import Serving, make_serving, unknown_serving
 from gateway.settings import Settings
 from gateway.speed import ReplicaSpeed
-from latency.speed import Forecast
-from prompt_builder.outlook import NothingHeld, Outlook
+from latency.speed import Forecast, SpeedEstimate
+from prompt_builder.outlook import Outlook
 
 log = logging.getLogger("headstart.replicas")
 
-_INCONCLUSIVE_PROBES = 5
-_ASK_AGAIN_PROBES = 12
-"""An engine that answered no probe request so far is asked again at every so many probes."""
-
-NAME = "engine"
 UNKNOWN_WAIT_S = 1.0
 """Told to come again after, while nothing is known of the engine's speed: 0 would be an invitation."""
 
+# Between plan and release others may have taken the place: beyond so much of its predicted TTFT all are asked again.
+STALE_SHARE = 0.1
 
-class Replica:
-    """One engine. A background probe notices that it came, went, or serves another model.
 
-    A failed probe never stops a request: each one tries the engine itself. Entering waits at most `first_probe_s`
-    seconds for the first probe, so that an engine which is silent does not keep documents and search from starting.
+class Replicas:
+    """Engines that serve one model. `serving` is what they have in common.
+
+    A request goes to the replica of its plan, which is the one with the least predicted time to the first token; ties
+    go to the one used last. One whose speed is not known yet is taken to be as fast as another. Replicas that fail
+    are left alone until they have recovered; where none is well, a request tries one all the same.
     """
 
     def __init__(
@@ -44,28 +46,59 @@ class Replica:
     ) -> None:
         self._settings = settings
         self._session = session
-        self.backend = VllmBackend(session, settings.engine_url, settings.engine_api_key, limits)
-        self.serving = unknown_serving(settings)
-        self.pacer = Pacer(enabled=settings.pacing, max_queued=settings.max_queued)
-        self.residency: Residency | None = None
-        self.speed = ReplicaSpeed(settings)
-        self.speed.on_change(self.pacer.learned)
-        self._followers: list[Callable[[Serving], None]] = []
-        self._inconclusive = 0
-        self._probes = 0
-        self._said = False
+        self._limits = limits
         self._first_probe_s = first_probe_s
-        self._probed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self.serving = unknown_serving(settings)
+        self._replicas: dict[str, Replica] = {}
+        self._followers: list[Callable[[Serving], None]] = []
+        self._arrivals: list[Callable[[Replica], None]] = []
+        self._departures: list[Callable[[Replica], None]] = []
+        self._merging = asyncio.Lock()
+        self._applying = asyncio.Lock()
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._last_used = ""
+        for endpoint in parse_endpoints(settings.engine_url):
+            self._replicas[endpoint.name] = self._made(endpoint)
+
+    # what there is
+
+    @property
+    def all(self) -> tuple[Replica, ...]:
+        """In the order in which they came; those that drain last."""
+        return tuple(self._replicas.values())
+
+    def get(self, name: str) -> Replica | None:
+        return self._replicas.get(name)
+
+    @property
+    def model(self) -> str | None:
+        """The served model's name, None until an engine has told it."""
+        return self.serving.facts.model or self._settings.model or None
+
+    @property
+    def speed(self) -> ReplicaSpeed:
+        """Of the replica that would be tried first."""
+        return self._candidates()[0].speed
 
     def on_change(self, follow: Callable[[Serving], None]) -> None:
         """`follow` is called with every new Serving, on the event loop."""
         self._followers.append(follow)
 
-    def outlook(self, salt: str) -> Outlook:
-        """The replica as it is now, for planning: how fast, how busy, and what it holds under the tenant's salt."""
-        prefix = NothingHeld() if self.residency is None else self.residency.prefix(salt)
-        return Outlook(NAME, self.speed.estimate, self.pacer.wait_s, prefix, self.pacer.decoding)
+    def on_arrival(self, greet: Callable[[Replica], None], part: Callable[[Replica], None] | None = None) -> None:
+        """`greet` is called with every replica, those at hand and those to come; `part` when one is given up."""
+        self._arrivals.append(greet)
+        if part is not None:
+            self._departures.append(part)
+        for replica in self.all:
+            greet(replica)
+
+    # a request's way
+
+    def outlooks(self, salt: str) -> tuple[Outlook, ...]:
+        """The replicas that a request may go to, as they are now; the one used last first."""
+        candidates = self._candidates()
+        speed = _any_speed(candidates)
+        return tuple(replica.outlook(salt, speed) for replica in candidates)
 
     def hurried(self, forecast: Forecast | None, deadline_s: float | None) -> Forecast | None:
         """The forecast with the wait that its deadline leaves it: a request that is pressed passes others.
@@ -75,17 +108,22 @@ class Replica:
         """
         if forecast is None or deadline_s is None:
             return forecast
-        wait_s = self.pacer.wait_s(forecast.prefill_s, deadline_s)
+        replica = self.get(forecast.replica)
+        if replica is None:
+            return forecast
+        wait_s = replica.pacer.wait_s(forecast.prefill_s, deadline_s)
         return replace(forecast, queue_s=min(forecast.queue_s, wait_s))
 
-    async def enter(self, work: Work, salt: str) -> Run:
-        """Waits for the request's turn to prefill. Raises ApiError (503) when too many wait already.
+    async def enter(self, work: Work, salt: str, tried: Collection[str] = ()) -> tuple[Replica, Run]:
+        """A replica that is not among `tried`, and the request's turn to prefill there.
 
-        Whoever got a run closes it, whatever happens.
+        Raises ApiError (503) when too many wait there already, or where all have been tried. Whoever got a run closes
+        it, whatever happens.
         """
-        job = self._job(work)
+        replica, work = self._placed(work, salt, tried)
+        self._last_used = replica.name
         try:
-            ticket = await self.pacer.enter(job)
+            return replica, await replica.enter(work, salt)
         except QueueFull as full:
             raise ApiError(
                 ErrorKind.UNAVAILABLE,
@@ -93,28 +131,53 @@ class Replica:
                 code=QUEUE_FULL,
                 retry_after_s=full.wait_s or UNKNOWN_WAIT_S,
             ) from None
-        return Run(work, ticket, self.residency, self.speed, salt=salt, decoding=self.pacer.decoding)
 
-    def _job(self, work: Work) -> Prefill:
-        """A prompt whose ids are not known is taken to be computed whole."""
-        forecast, speed = work.forecast, self.speed.estimate
-        if forecast is not None:
-            return Prefill(forecast.uncached_tokens, forecast.cached_tokens, forecast.prefill_s, work.deadline_s)
-        return Prefill(work.tokens, 0, 0.0 if speed is None else speed.predict_s(work.tokens), work.deadline_s)
+    def has_other(self, tried: Collection[str]) -> bool:
+        """Whether a replica that is well is not among those tried."""
+        return any(replica.usable and replica.name not in tried for replica in self._replicas.values())
 
-    @property
-    def model(self) -> str | None:
-        """The served model's name, None until the engine has told it."""
-        return self.serving.facts.model or self._settings.model or None
+    def _placed(self, work: Work, salt: str, tried: Collection[str]) -> tuple[Replica, Work]:
+        """Where it was planned to run, unless that has become worse than another; with the forecast for there."""
+        candidates = [replica for replica in self._candidates() if replica.name not in tried]
+        if not candidates:
+            raise ApiError(
+                ErrorKind.UNAVAILABLE,
+                "No engine can be reached. Try again later.",
+                code="engine_unreachable",
+                retry_after_s=UNKNOWN_WAIT_S,
+            )
+        forecast = work.forecast
+        planned = None if forecast is None else self.get(forecast.replica)
+        if planned is not None and planned in candidates and forecast is not None:
+            if len(candidates) == 1:
+                return planned, work
+            later_s = planned.pacer.wait_s(forecast.prefill_s) - forecast.queue_s
+            if later_s <= STALE_SHARE * forecast.ttft_s:
+                return planned, work
+        speed = _any_speed(candidates)
+        outlooks = [replica.outlook(salt, speed) for replica in candidates]
+        best = least_ttft([foreseen(work, outlook) for outlook in outlooks])
+        if best is not None:
+            chosen = next(replica for replica in candidates if replica.name == best.replica)
+            return chosen, replace(work, forecast=best)
+        return min(candidates, key=lambda replica: replica.in_flight + replica.pacer.queued), work
 
-    async def __aenter__(self) -> "Replica":
-        await self.speed.__aenter__()
-        self._task = asyncio.create_task(self._watch(), name="engine-probe")
+    def _candidates(self) -> list[Replica]:
+        """Those that are well; where none is, all that are not refused: trying is better than refusing."""
+        everyone = [replica for replica in self._replicas.values() if not replica.draining] or list(self.all)
+        found = (
+            [replica for replica in everyone if replica.usable]
+            or [replica for replica in everyone if replica.refused is None]
+            or everyone
+        )
+        return sorted(found, key=lambda replica: replica.name != self._last_used)
+
+    # coming and going
+
+    async def __aenter__(self) -> "Replicas":
         try:
-            async with asyncio.timeout(self._first_probe_s):
-                await self._probed.wait()
-        except TimeoutError:
-            log.warning("the engine is silent; starting without what it would tell")
+            # All at once: several silent ones hold up the start no longer than one.
+            await asyncio.gather(*(replica.__aenter__() for replica in self.all))
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -123,63 +186,96 @@ class Replica:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-        await self.speed.__aexit__(kind, error, trace)
+        for task in self._leaving:
+            task.cancel()
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+        for replica in self.all:
+            await replica.__aexit__(kind, error, trace)
 
-    async def _watch(self) -> None:
-        while True:
-            try:
-                await self.probe()
-            except Exception:
-                # Whatever it is, the next probe may go well, and requests try the engine themselves.
-                log.exception("a probe of the engine failed")
-            self._probed.set()
-            await asyncio.sleep(self._settings.probe_interval_s)
+    async def apply(self, endpoints: Sequence[Endpoint]) -> None:
+        """These are the engines from now on. What is not among them takes nothing new and goes when it is idle.
 
-    async def probe(self) -> None:
-        """Asks the engine; the full questions only until they are answered or it changed."""
-        known = self.serving.facts
-        self._probes += 1
-        given_up = self._inconclusive >= _INCONCLUSIVE_PROBES and self._probes % _ASK_AGAIN_PROBES != 0
-        settled = known.reachable and (known.conclusive or given_up)
-        facts = await probe_engine(
-            self._session,
-            self._settings.engine_url,
-            self._settings.engine_api_key,
-            model=self._settings.model,
-            chat=not settled,
+        An empty list changes nothing: a gateway without engines serves nobody.
+        """
+        if not endpoints:
+            log.warning("no engine is left in the new list; the old ones stay")
+            return
+        async with self._applying:
+            wanted = {endpoint.name: endpoint for endpoint in endpoints}
+            for replica in self.all:
+                if not replica.draining and wanted.get(replica.name) != replica.endpoint:
+                    self._drain(replica)
+            new = [endpoint for name, endpoint in wanted.items() if name not in self._replicas]
+            for endpoint in new:
+                replica = self._replicas[endpoint.name] = self._made(endpoint)
+                for greet in self._arrivals:
+                    greet(replica)
+                log.info("%s is new", replica.name)
+                await replica.start()
+        await self._merge()
+
+    def _made(self, endpoint: Endpoint) -> Replica:
+        return Replica(
+            endpoint, self._settings, self._session, self._limits, self._changed, first_probe_s=self._first_probe_s
         )
-        if settled and facts.same_engine(known):
-            return
-        if settled and facts.reachable:
-            facts = await probe_engine(
-                self._session,
-                self._settings.engine_url,
-                self._settings.engine_api_key,
-                model=self._settings.model,
-            )
-        self._inconclusive = self._inconclusive + 1 if facts.reachable and not facts.conclusive else 0
-        if not facts.reachable:
-            # What was known of the model still shapes prompts and chunks until the engine comes back.
-            facts = known.gone(facts.error)
-        if facts.reachable != known.reachable or not self._said:
-            log.info("engine %s", f"reachable, serving {facts.model}" if facts.reachable else "not reachable")
-        self._said = True
-        if facts == known:
-            return
-        if not known.reachable or not facts.same_engine(known):
-            # It came, or came back: whatever it held before is gone.
-            self.residency = _residency_of(facts)
-        self.speed.facts_changed(facts)
-        self.serving = await asyncio.to_thread(make_serving, self._settings, facts)
+
+    def _drain(self, replica: Replica) -> None:
+        log.info("%s is drained: %d requests in flight", replica.name, replica.in_flight)
+        replica.draining = True
+        # Its name is free at once: an engine of the same name at another address is another replica.
+        del self._replicas[replica.name]
+        leaving_name = f"{replica.name} (draining {len(self._leaving) + 1})"
+        self._replicas[leaving_name] = replica
+        task = asyncio.create_task(self._leave(leaving_name, replica), name=f"drain {replica.name}")
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _leave(self, name: str, replica: Replica) -> None:
+        await replica.drained()
+        del self._replicas[name]
+        for part in self._departures:
+            part(replica)
+        await replica.__aexit__(None, None, None)
+        log.info("%s is gone", replica.name)
+
+    # what they have in common
+
+    async def _changed(self, replica: Replica) -> None:
+        await self._merge()
+
+    async def _merge(self) -> None:
+        async with self._merging:
+            facts = self._common()
+            if facts == self.serving.facts:
+                return
+            self.serving = await asyncio.to_thread(make_serving, self._settings, facts)
         for follow in self._followers:
             follow(self.serving)
 
+    def _common(self) -> EngineFacts:
+        """Of the replicas that answer and are not refused; of those that did, where none answers now."""
+        present = [replica for replica in self.all if not replica.draining]
+        reference = self._reference(present)
+        for replica in present:
+            refused = why_refused(replica.facts, reference) if replica.facts.reachable else replica.refused
+            if refused != replica.refused and refused is not None:
+                log.warning("%s is refused: %s", replica.name, refused)
+            replica.refused = refused
+        accepted = [replica.facts for replica in present if replica.refused is None]
+        reachable = [facts for facts in accepted if facts.reachable]
+        return merged_facts(reachable or [reference])
 
-def _residency_of(facts: EngineFacts) -> Residency | None:
-    """The engine never uses its first block. Of an engine that does not tell its blocks nothing is believed."""
-    if facts.block_size is None or facts.num_blocks is None or facts.num_blocks < 2:
-        return None
-    return Residency(facts.block_size, facts.num_blocks - 1)
+    def _reference(self, present: Sequence[Replica]) -> EngineFacts:
+        """The first replica that serves what is served already; before that, the first that serves anything."""
+        served = self.serving.facts.model
+        for facts in (replica.facts for replica in present if replica.facts.reachable):
+            if facts.model is not None and served in (None, facts.model):
+                return facts
+        known = [replica.facts for replica in present if replica.facts.model is not None]
+        reachable = [facts for facts in known if facts.reachable]
+        return next(iter([*reachable, *known]), present[0].facts)
+
+
+def _any_speed(replicas: Sequence[Replica]) -> SpeedEstimate | None:
+    return next((estimate for replica in replicas if (estimate := replica.speed.estimate) is not None), None)

@@ -68,12 +68,13 @@ class ReplicaSpeed:
         self,
         settings: Settings,
         *,
+        engine_url: str | None = None,
         machine: str | None = None,
         save_every_s: float = SAVE_EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._files = SpeedFiles(settings.data_dir / FOLDER)
-        self._engine_url = settings.engine_url.rstrip("/")
+        self._engine_url = (settings.engine_url if engine_url is None else engine_url).rstrip("/")
         self._quantile = settings.safety_quantile
         self._machine = platform.node() if machine is None else machine
         self._save_every_s = save_every_s

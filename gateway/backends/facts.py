@@ -13,7 +13,11 @@ import orjson
 PROBE_IDS = tuple(range(100, 197))
 """Ids that every vocabulary has; 97 is a length that no template gives to the probe's one-word message."""
 
+PROBE_TEXT = "Naïve café, 12,345.6 ≈ π·3929; 東京 🙂\n\tdef probe(x): return x  # Hà Nội"
+"""Scripts, numbers, white space: two tokenizers that agree on it are taken to be one."""
+
 _CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
+_STARTED = re.compile(r"^process_start_time_seconds ([\d.e+]+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -23,8 +27,9 @@ class EngineFacts:
 
     `block_size` is in tokens and `num_blocks` counts KV blocks. `cache_salt` is True only where the engine
     checks salts (a malformed one is refused by name); None where any salt is answered, honoured or not.
-    `root` is the folder or name that the model was loaded from. `error` says why the engine is not usable, and
-    never holds its address.
+    `probe_ids` are the ids of PROBE_TEXT as ordinary text. `started_s` is when the engine's process began, in seconds
+    since 1970: another one is another process, with an empty cache. `root` is the folder or name that the model was
+    loaded from. `error` says why the engine is not usable, and never holds its address.
     """
 
     reachable: bool
@@ -41,6 +46,8 @@ class EngineFacts:
     cache_salt: bool | None = None
     per_request_metrics: bool | None = None
     error: str | None = None
+    probe_ids: tuple[int, ...] | None = None
+    started_s: float | None = None
 
     @property
     def conclusive(self) -> bool:
@@ -61,6 +68,8 @@ class EngineFacts:
             (self.version, other.version),
             (self.block_size, other.block_size),
             (self.num_blocks, other.num_blocks),
+            (self.probe_ids, other.probe_ids),
+            (self.started_s, other.started_s),
         )
         return all(mine == theirs for mine, theirs in pairs if mine is not None and theirs is not None)
 
@@ -96,31 +105,39 @@ async def probe_engine(
     *,
     model: str = "",
     chat: bool = True,
+    host: str = "",
     timeout_s: float = 5.0,
     chat_timeout_s: float = 30.0,
 ) -> EngineFacts:
     """Never raises for what an engine does. `url` is without `/v1`; `model` empty takes the engine's first.
 
+    `host` is the Host header where the URL holds an address instead of a name.
+
     Without `chat` only the GETs are done. `timeout_s` bounds each GET (they run together), `chat_timeout_s` each of
     the two requests: a busy engine answers late, and its facts then stay None.
     """
-    caller = EngineCaller(session, url, api_key)
+    caller = EngineCaller(session, url, api_key, host)
     listing, version, metrics = await asyncio.gather(
         caller.get("/v1/models", timeout_s), caller.get("/version", timeout_s), caller.get("/metrics", timeout_s)
     )
     facts = read_models(listing, model)
     if not facts.reachable or facts.model is None:
         return facts
-    block_size, num_blocks = read_cache_config(metrics.text if isinstance(metrics, Answer) and metrics.ok else "")
-    tokenized = await caller.post("/tokenize", {"model": facts.model, "prompt": "one"}, timeout_s)
+    told = metrics.text if isinstance(metrics, Answer) and metrics.ok else ""
+    block_size, num_blocks = read_cache_config(told)
+    probe_ids = read_tokens(
+        await caller.post(
+            "/tokenize", {"model": facts.model, "prompt": PROBE_TEXT, "add_special_tokens": False}, timeout_s
+        )
+    )
     facts = replace(
         facts,
         version=read_version(version),
         block_size=block_size,
         num_blocks=num_blocks,
-        tokenize=isinstance(tokenized, Answer)
-        and tokenized.ok
-        and isinstance(_map(tokenized.body).get("tokens"), list),
+        tokenize=probe_ids is not None,
+        probe_ids=probe_ids,
+        started_s=read_started(told),
     )
     return await _probe_chat(caller, facts, chat_timeout_s) if chat else facts
 
@@ -128,10 +145,12 @@ async def probe_engine(
 class EngineCaller:
     """Small JSON calls with a timeout each; errors come back as values because a probe reports them."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, api_key: str = "") -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, api_key: str = "", host: str = "") -> None:
         self._session = session
         self._url = url.rstrip("/")
         self._headers = {"accept-encoding": "identity"}
+        if host:
+            self._headers["host"] = host
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
 
@@ -237,6 +256,23 @@ def read_cache_config(metrics: str) -> tuple[int | None, int | None]:
     line = _CACHE_CONFIG.search(metrics)
     labels = dict(_LABEL.findall(line.group(1))) if line else {}
     return _int(labels.get("block_size")), _int(labels.get("num_gpu_blocks"))
+
+
+def read_started(metrics: str) -> float | None:
+    """When the engine's process began, from its Prometheus text; None where it does not tell."""
+    line = _STARTED.search(metrics)
+    try:
+        return float(line.group(1)) if line else None
+    except ValueError:
+        return None
+
+
+def read_tokens(answer: Answer | Unanswered) -> tuple[int, ...] | None:
+    """Ids from `/tokenize`, None where it is not answered."""
+    tokens = _map(answer.body).get("tokens") if isinstance(answer, Answer) and answer.ok else None
+    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+        return None
+    return tuple(tokens)
 
 
 def read_version(answer: Answer | Unanswered) -> str | None:

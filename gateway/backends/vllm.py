@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -66,8 +66,11 @@ class EngineStream:
     Nothing is retried once this exists.
     """
 
-    def __init__(self, response: aiohttp.ClientResponse, first: bytes, limits: EngineLimits) -> None:
+    def __init__(
+        self, response: aiohttp.ClientResponse, first: bytes, limits: EngineLimits, broke_off: Callable[[], None]
+    ) -> None:
         self._response = response
+        self._broke_off = broke_off
         self._first = first
         self._limits = limits
         self._ended = False
@@ -97,10 +100,13 @@ class EngineStream:
                     with watchdog:
                         data = await self._response.content.readany()
                 except TimeoutError:
+                    self._broke_off()
                     raise stalled(self._limits.between_tokens_s) from None
                 except (aiohttp.ClientError, OSError):
+                    self._broke_off()
                     raise cut_off() from None
         if not finished or splitter.rest.strip():
+            self._broke_off()
             raise cut_off()
         # Some engines end without [DONE]; the answer itself is whole.
         yield DONE
@@ -119,7 +125,11 @@ class EngineStream:
 
 
 class VllmBackend:
-    """One engine. `url` never reaches a client, a log line or a metric; `path` is what requests are posted to."""
+    """One engine. `url` never reaches a client or a metric; `path` is what requests are posted to.
+
+    `host` is the Host header where the URL holds an address instead of a name. `broke_off` hears of answers that end
+    in the middle.
+    """
 
     def __init__(
         self,
@@ -128,12 +138,17 @@ class VllmBackend:
         api_key: str,
         limits: EngineLimits,
         path: str = "/v1/chat/completions",
+        host: str = "",
+        broke_off: Callable[[], None] = lambda: None,
     ) -> None:
         self._session = session
+        self._broke_off = broke_off
         self._post_url = url.rstrip("/") + path
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
+        if host:
+            self._headers["Host"] = host
         self._limits = limits
 
     async def stream(self, payload: bytes) -> EngineStream:
@@ -151,7 +166,7 @@ class VllmBackend:
         if not first:
             response.close()
             raise cut_off()
-        return EngineStream(response, first, self._limits)
+        return EngineStream(response, first, self._limits, self._broke_off)
 
     async def complete(self, payload: bytes) -> bytes:
         """A whole answer as the engine's JSON bytes. Raises ApiError."""

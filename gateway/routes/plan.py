@@ -31,7 +31,7 @@ class Planning(Protocol):
 
 
 class Replicas(Protocol):
-    def outlook(self, salt: str) -> Outlook: ...
+    def outlooks(self, salt: str) -> tuple[Outlook, ...]: ...
 
     def hurried(self, forecast: Forecast | None, deadline_s: float | None) -> Forecast | None: ...
 
@@ -49,17 +49,17 @@ def plan_router(
             raw = await read_body(request.scope, request.receive, limits.max_body_bytes, limits.timeout_s)
             chat, _ = parse_chat(raw)
             prepared = await planning.prepare(chat, context)
-            outlook = replicas.outlook(context.cache_salt)
+            outlooks = replicas.outlooks(context.cache_salt)
             if isinstance(prepared, Plain):
-                found = await asyncio.to_thread(_plain, chat, prepared, context, outlook)
+                found = await asyncio.to_thread(_plain, chat, prepared, context, outlooks)
             else:
-                found = await asyncio.to_thread(_planned, prepared, outlook)
+                found = await asyncio.to_thread(_planned, prepared, outlooks)
         hurried = replicas.hurried(found.forecast, prepared.budget.deadline_s(context))
         answer = {
             "object": "headstart.plan",
             "model": chat.model,
             **found.told,
-            "replicas": [forecast_wire(found.forecast)] if found.forecast else [],
+            "replicas": [forecast_wire(forecast) for forecast in found.replicas],
             "refusal": _refusal(hurried, prepared.budget),
         }
         return Response(orjson.dumps(answer), media_type="application/json")
@@ -69,25 +69,32 @@ def plan_router(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """`told` in wire form."""
+    """`told` in wire form. `replicas` are the forecasts of this prompt on all of them, the least TTFT first."""
 
     told: dict[str, Any]
     forecast: Forecast | None
+    replicas: tuple[Forecast, ...]
 
 
-def _planned(turn: Turn, outlook: Outlook) -> _Found:
+def _planned(turn: Turn, outlooks: tuple[Outlook, ...]) -> _Found:
     candidates = rendered_by(turn.serving.renderer, turn.candidates)
-    alternatives = turn.serving.planner.alternatives(turn.transcript, candidates, turn.limits, (outlook,), turn.clock)
+    alternatives = turn.serving.planner.alternatives(turn.transcript, candidates, turn.limits, outlooks, turn.clock)
     told = {
         "retrieval": bool(turn.stores),
         "plan": plan_wire(turn.plan, turn.prompt),
         "segments": [_segment(segment) for segment in turn.prompt.segments],
         "alternatives": [_alternative(alternative) for alternative in alternatives],
     }
-    return _Found(told, turn.plan.forecast)
+    planned = turn.plan.forecast
+    elsewhere = [
+        forecast
+        for forecast in forecast_plain(turn.prompt, outlooks, turn.clock)
+        if planned is None or forecast.replica != planned.replica
+    ]
+    return _Found(told, planned, (*([planned] if planned else []), *elsewhere))
 
 
-def _plain(chat: ChatRequest, plain: Plain, context: RequestContext, outlook: Outlook) -> _Found:
+def _plain(chat: ChatRequest, plain: Plain, context: RequestContext, outlooks: tuple[Outlook, ...]) -> _Found:
     """A request that passes through: its messages as the engine's template renders them, where that is known."""
     prompt = plain_prompt(chat, plain.serving, context.cache_salt)
     clock = Clock(plain.budget.ttft_s, elapsed_ms(context) / 1000)
@@ -97,7 +104,8 @@ def _plain(chat: ChatRequest, plain: Plain, context: RequestContext, outlook: Ou
         "segments": [_segment(segment) for segment in prompt.segments] if prompt else [],
         "alternatives": [],
     }
-    return _Found(told, forecast_plain(prompt, outlook, clock) if prompt else None)
+    forecasts = forecast_plain(prompt, outlooks, clock) if prompt else ()
+    return _Found(told, next(iter(forecasts), None), forecasts)
 
 
 def _segment(segment: Segment) -> dict[str, Any]:

@@ -121,7 +121,7 @@ async def test_c3_the_official_sdk_reads_streams_with_all_extensions_on(gateway:
     }
     async with gateway.client() as client:
         first, second = await sdk_answers(client, "sim-model", extra_body={"headstart": extension})
-    assert set(first) == set(second) == {"citations", "plan", "timings"}
+    assert set(first) == set(second) == {"citations", "plan", "replica", "timings"}
     assert first["citations"]
 
 

@@ -77,7 +77,7 @@ async def test_the_summary_request_is_the_resident_conversation_plus_one_instruc
         assert asked.body["cache_salt"] == "5a17"
         assert asked.cached_tokens is not None
         uncached = len(asked.prompt_token_ids) - asked.cached_tokens
-        instruction = len(chats.replica.serving.tokenizer.encode(asked.body["messages"][-1]["content"]))
+        instruction = len(chats.replicas.serving.tokenizer.encode(asked.body["messages"][-1]["content"]))
         assert uncached <= instruction + 16 + 10
         assert contents(asked.body["messages"])[:3] == contents(chat.messages)[:3] or asked.body["messages"][0][
             "content"
@@ -93,7 +93,7 @@ async def test_the_next_turn_after_a_fold_finds_its_front_computed(tmp_path: Pat
         sent = chats.sim.generations[-1]
         assert SUMMARY_MARK in sent.body["messages"][0]["content"]
         uncached = len(sent.prompt_token_ids) - (sent.cached_tokens or 0)
-        assert uncached <= len(chats.replica.serving.tokenizer.encode(question)) + 16 + 10
+        assert uncached <= len(chats.replicas.serving.tokenizer.encode(question)) + 16 + 10
 
 
 async def test_a7_a8_after_a_fold_the_system_text_and_the_retained_tail_stay_byte_for_byte(

@@ -19,7 +19,8 @@ from gateway.folding import Folder, FoldSettings
 from gateway.messages import read_conversation
 from gateway.payload import turn_payload
 from gateway.planning import plan_prompt
-from gateway.replicas import Replica
+from gateway.replica import Replica
+from gateway.replicas import Replicas
 from gateway.settings import Settings
 from gateway.turns import Turn
 from gateway.wire import ChatRequest
@@ -50,7 +51,7 @@ async def until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 
 @asynccontextmanager
-async def replica_of(sim: EngineSim, folder: Path, model_dir: Path) -> AsyncIterator[Replica]:
+async def replicas_of(sim: EngineSim, folder: Path, model_dir: Path) -> AsyncIterator[Replicas]:
     settings = Settings(
         data_dir=folder / "data",
         cache_dir=folder / "cache",
@@ -58,18 +59,22 @@ async def replica_of(sim: EngineSim, folder: Path, model_dir: Path) -> AsyncIter
         tokenizer=str(model_dir),
         calibrate=False,
     )
-    async with EngineSession(LIMITS) as session, Replica(settings, session, LIMITS) as replica:
-        yield replica
+    async with EngineSession(LIMITS) as session, Replicas(settings, session, LIMITS) as replicas:
+        yield replicas
 
 
 class Chats:
     """Several chats on one replica, one memory and one folder."""
 
-    def __init__(self, sim: EngineSim, replica: Replica, folder: Folder, transcripts: Transcripts) -> None:
+    def __init__(self, sim: EngineSim, replicas: Replicas, folder: Folder, transcripts: Transcripts) -> None:
         self.sim = sim
-        self.replica = replica
+        self.replicas = replicas
         self.folder = folder
         self.transcripts = transcripts
+
+    @property
+    def replica(self) -> Replica:
+        return self.replicas.all[0]
 
     def chat(self, user: str = "ada", system: str = SYSTEM) -> "Chat":
         return Chat(self, user, system)
@@ -98,15 +103,15 @@ class Chat:
         chats = self._chats
         turn = await self.prepare(text, **fields)
         payload = turn_payload(turn, {"model": "sim-model"})
-        run = await chats.replica.enter(turn.work, turn.context.cache_salt)
+        replica, run = await chats.replicas.enter(turn.work, turn.context.cache_salt)
         try:
-            body = orjson.loads(await chats.replica.backend.complete(payload))
+            body = orjson.loads(await replica.backend.complete(payload))
             run.answered(read_usage(body))
         finally:
             run.close()
         said: str = body["choices"][0]["message"]["content"]
         await chats.transcripts.record("t", self.user, "sim-model", turn.transcript, turn.plan, said)
-        chats.folder.after(turn, {0: said})
+        chats.folder.after(turn, replica, {0: said})
         return turn, said
 
     async def prepare(self, text: str, **fields: Any) -> Turn:
@@ -118,7 +123,7 @@ class Chat:
             **fields,
         )
         context = RequestContext("r", "t", "5a17", time.monotonic())
-        serving = chats.replica.serving
+        serving = chats.replicas.serving
         conversation = read_conversation(request)
         assert conversation is not None
         conversation = conversation.with_transcript(
@@ -126,10 +131,8 @@ class Chat:
         )
         limits = Limits(serving.facts.max_model_len, request.answer_limit or 128, 64, 5)
         clock = Clock(None, 0.0)
-        outlook = chats.replica.outlook(context.cache_salt)
-        plan, prompt = plan_prompt(
-            serving, conversation, Candidates(()), limits, context.cache_salt, (outlook,), clock
-        )
+        outlooks = chats.replicas.outlooks(context.cache_salt)
+        plan, prompt = plan_prompt(serving, conversation, Candidates(()), limits, context.cache_salt, outlooks, clock)
         return Turn(
             request=request,
             context=context,
@@ -168,7 +171,7 @@ async def chats_of(
         "answer": answer,
         **changes,
     }
-    async with EngineSim(SimConfig(**given)) as sim, replica_of(sim, folder, model_dir) as replica:
+    async with EngineSim(SimConfig(**given)) as sim, replicas_of(sim, folder, model_dir) as replicas:
         transcripts = Transcripts(MemoryStore(2**24), 1000.0)
-        async with Folder(replica, transcripts, fold) as folder_:
-            yield Chats(sim, replica, folder_, transcripts)
+        async with Folder(transcripts, fold) as folder_:
+            yield Chats(sim, replicas, folder_, transcripts)

@@ -122,6 +122,7 @@ async def test_a_current_engine_tells_everything_in_two_chats_of_one_token() -> 
         prompt_tokens_details=True,
         token_ids_accepted=True,
         tokenize=True,
+        probe_ids=(5,),
         cache_salt=True,
         per_request_metrics=True,
     )

@@ -10,7 +10,7 @@ from bench.engine_sim import EngineSim
 from bench.sim.config import Fault, SimConfig
 from gateway.backends.vllm import EngineLimits, EngineSession
 from gateway.errors import ApiError
-from gateway.replicas import Replica
+from gateway.replicas import Replicas
 from gateway.runs import Work
 from gateway.serving import Serving
 from gateway.settings import Settings
@@ -26,32 +26,32 @@ async def test_an_engine_that_answers_is_known_when_the_start_is_over(tmp_path: 
     async with (
         EngineSim(SimConfig()) as sim,
         EngineSession(LIMITS) as session,
-        Replica(settings(sim.url, tmp_path), session, LIMITS) as replica,
+        Replicas(settings(sim.url, tmp_path), session, LIMITS) as replicas,
     ):
-        assert replica.model == "sim-model"
-        assert replica.serving.facts.conclusive
+        assert replicas.model == "sim-model"
+        assert replicas.serving.facts.conclusive
 
 
 async def test_an_engine_that_takes_questions_and_is_silent_does_not_hold_up_the_start(tmp_path: Path) -> None:
     async with EngineSim(SimConfig()) as sim, EngineSession(LIMITS) as session:
         sim.set_fault(Fault("hang", after_chunks=None, path="/v1/chat"))
         began = time.monotonic()
-        async with Replica(settings(sim.url, tmp_path), session, LIMITS, first_probe_s=0.2) as replica:
+        async with Replicas(settings(sim.url, tmp_path), session, LIMITS, first_probe_s=0.2) as replicas:
             assert time.monotonic() - began < 2.0
-            assert not replica.serving.facts.reachable
+            assert not replicas.serving.facts.reachable
 
 
 async def test_a_follower_that_fails_does_not_end_the_probing(tmp_path: Path) -> None:
     async with EngineSim(SimConfig()) as sim, EngineSession(LIMITS) as session:
         await sim.stop()
         came, went = asyncio.Event(), asyncio.Event()
-        async with Replica(settings(sim.url, tmp_path), session, LIMITS) as replica:
+        async with Replicas(settings(sim.url, tmp_path), session, LIMITS) as replicas:
 
             def follow(serving: Serving) -> None:
                 (came if serving.facts.reachable else went).set()
                 raise RuntimeError("a follower fails")
 
-            replica.on_change(follow)
+            replicas.on_change(follow)
             async with asyncio.timeout(10):
                 await sim.start()
                 await came.wait()
@@ -63,40 +63,40 @@ async def test_an_engine_that_is_gone_for_long_is_still_known_for_what_it_served
     async with (
         EngineSim(SimConfig()) as sim,
         EngineSession(LIMITS) as session,
-        Replica(settings(sim.url, tmp_path), session, LIMITS) as replica,
+        Replicas(settings(sim.url, tmp_path), session, LIMITS) as replicas,
     ):
         await sim.stop()
         for _ in range(3):
-            await replica.probe()
-        assert not replica.serving.facts.reachable
-        assert replica.model == "sim-model"
-        assert replica.serving.facts.max_model_len == SimConfig().max_model_len
+            await replicas.all[0].probe()
+        assert not replicas.serving.facts.reachable
+        assert replicas.model == "sim-model"
+        assert replicas.serving.facts.max_model_len == SimConfig().max_model_len
 
 
 async def test_a_full_queue_before_an_unknown_engine_does_not_invite_to_come_again_at_once(tmp_path: Path) -> None:
     async with EngineSession(LIMITS) as session:
-        replica = Replica(
+        replicas = Replicas(
             settings("http://127.0.0.1:9", tmp_path).model_copy(update={"max_queued": 1}), session, LIMITS
         )
         work = Work(5000, None, (), None, None)
-        released = await replica.enter(work, "salt")
-        waiting = asyncio.create_task(replica.enter(work, "salt"))
+        _, released = await replicas.enter(work, "salt")
+        waiting = asyncio.create_task(replicas.enter(work, "salt"))
         await asyncio.sleep(0.01)
         with pytest.raises(ApiError) as refusal:
-            await replica.enter(work, "salt")
+            await replicas.enter(work, "salt")
         waiting.cancel()
         await asyncio.wait([waiting])
         released.close()
     assert refusal.value.headers()["retry-after"] == "1"
-    assert replica.pacer.idle
+    assert replicas.all[0].pacer.idle
 
 
 async def test_an_engine_whose_probes_were_cut_off_for_a_while_is_asked_again_later(tmp_path: Path) -> None:
     async with EngineSim(SimConfig()) as sim, EngineSession(LIMITS) as session:
         sim.set_fault(Fault("cut", after_chunks=None, path="/v1/chat", count=8))
         known = asyncio.Event()
-        async with Replica(settings(sim.url, tmp_path), session, LIMITS) as replica:
-            replica.on_change(lambda serving: known.set() if serving.facts.conclusive else None)
+        async with Replicas(settings(sim.url, tmp_path), session, LIMITS) as replicas:
+            replicas.on_change(lambda serving: known.set() if serving.facts.conclusive else None)
             async with asyncio.timeout(20):
                 await known.wait()
-            assert replica.serving.facts.token_ids_accepted
+            assert replicas.serving.facts.token_ids_accepted
