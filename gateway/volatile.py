@@ -60,12 +60,11 @@ class VolatileLine:
 class VolatileText:
     """What keeps changing in a system text.
 
-    `text_id` tells texts of one gateway apart. `lost_tokens` stand behind the first change, do not change themselves,
+    `lost_tokens` stand behind the first change, do not change themselves,
     and cannot be reused; 0 where the lines are `moved`. Of `requests` with this text `changed` brought another
     version. `reason` says why nothing was moved although it was asked for.
     """
 
-    text_id: int
     lines: tuple[VolatileLine, ...]
     lost_tokens: int
     requests: int
@@ -86,9 +85,13 @@ class VolatileText:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What is known of a request's system text. `split` only where lines are to be moved."""
+    """What is known of a request's system text. `split` only where lines are to be moved.
+
+    `text_id` tells texts of one gateway apart; versions of one share it.
+    """
 
     text: str
+    text_id: int = 0
     report: VolatileText | None = None
     split: Split | None = None
 
@@ -102,7 +105,7 @@ class Observed:
         """The same where the request cannot be planned."""
         if self.report is None or self.split is None:
             return self
-        return Observed(self.text, replace(self.report, moved=False, reason=reason))
+        return replace(self, report=replace(self.report, moved=False, reason=reason), split=None)
 
 
 UNSEEN = Observed("")
@@ -232,22 +235,24 @@ class SystemTexts:
         moving = list(versions.established()) if self._mode == "move" else []
         shown = moving or list(versions.volatile())
         if not shown:
-            return Observed(text)
-        report = VolatileText(known.text_id, _shown(shown), 0, versions.requests, versions.changed)
+            return Observed(text, known.text_id)
+        report = VolatileText(_shown(shown), 0, versions.requests, versions.changed)
         lines = versions.last
         if moving:
             parts = split(lines, changing_lines(moving))
             if parts.share <= (STILL_MOVED if known.moving else MOST_MOVED):
                 known.moving = True
                 if not parts.facts:
-                    return Observed(text)
-                return Observed(text, replace(report, moved=True), replace(parts, stays=parts.stays + rest))
+                    return Observed(text, known.text_id)
+                return Observed(
+                    text, known.text_id, replace(report, moved=True), replace(parts, stays=parts.stays + rest)
+                )
             report = replace(report, reason=_too_much(parts.share))
         behind = _behind(lines, shown) + rest
         key = hash(behind)
         if known.behind[0] != key:
             known.behind = (key, count(behind))
-        return Observed(text, replace(report, lost_tokens=known.behind[1]))
+        return Observed(text, known.text_id, replace(report, lost_tokens=known.behind[1]))
 
     def _bound(self, key: tuple[str, str]) -> None:
         """After a change of this key's texts."""

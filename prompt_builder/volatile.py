@@ -12,6 +12,7 @@ ChangeKind = Literal["clock", "date", "id", "number", "other"]
 
 HOLE = "…"
 _CONTEXT_CHARS = 50
+_MOST_DIFFERENCE_CHARS = 400
 
 # Words end at spaces and at the punctuation that stands between a name and its value, not inside ids and addresses.
 _GAP = r"\s:=,;\"'<>\[\](){}|：，；。、（）「」"
@@ -74,11 +75,13 @@ NOTHING_KEPT = Mask("", "")
 def kind_of(one: str, other: str) -> ChangeKind:
     """What differs between two versions of a line: a time of day, a date, an id, a number, or something else.
 
-    Only what stands around the difference is looked at.
+    Only what stands around the difference is looked at; a long one is something else.
     """
-    head = max(0, _common(one, other) - _CONTEXT_CHARS)
-    tail = max(0, _common(one[head:][::-1], other[head:][::-1]) - _CONTEXT_CHARS)
+    head = max(0, common_prefix(one, other) - _CONTEXT_CHARS)
+    tail = max(0, common_prefix(one[head:][::-1], other[head:][::-1]) - _CONTEXT_CHARS)
     pair = (one[head : len(one) - tail], other[head : len(other) - tail])
+    if max(map(len, pair)) > _MOST_DIFFERENCE_CHARS:
+        return "other"
     timeless = [_TIME.sub("", line) for line in pair]
     if timeless[0] == timeless[1]:
         return "clock"
@@ -180,7 +183,7 @@ def _names_days(pair: Sequence[str], dateless: Sequence[str]) -> bool:
 
 def _prefix(kept: str, line: str) -> str:
     """What both begin with, in whole words of both."""
-    shared = _common(kept, line)
+    shared = common_prefix(kept, line)
     if _splits_word(kept, shared) or _splits_word(line, shared):
         shared = _word_start(kept, shared)
     return kept[:shared]
@@ -188,7 +191,7 @@ def _prefix(kept: str, line: str) -> str:
 
 def _suffix(kept: str, line: str) -> str:
     """What both end with, in whole words of both."""
-    shared = _common(kept[::-1], line[::-1])
+    shared = common_prefix(kept[::-1], line[::-1])
     if _splits_word(kept, len(kept) - shared) or _splits_word(line, len(line) - shared):
         found = _FIRST_WORD.match(kept, len(kept) - shared)
         return kept[found.end() :] if found else ""
@@ -205,8 +208,8 @@ def _splits_word(text: str, place: int) -> bool:
     return 0 < place < len(text) and bool(_WORD.match(text[place - 1]) and _WORD.match(text[place]))
 
 
-def _common(one: str, other: str) -> int:
-    """Characters that both begin with, found by halving: comparing slices is quick."""
+def common_prefix(one: str, other: str) -> int:
+    """How many characters both begin with; found by halving, for comparing slices is quick."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

@@ -13,6 +13,7 @@ from gateway.cli.doctor import doctor
 from gateway.cli.embedded import engine
 from gateway.cli.ingest import ingest
 from gateway.cli.keys import key
+from gateway.cli.lint import lint
 from gateway.cli.listing import calls, stores_app
 from gateway.cli.reindex import reindex
 from gateway.cli.serve import serve
@@ -44,7 +45,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, engine, ingest, ask, calls, key, reindex, doctor, calibrate, demo, size, tune):
+for command in (serve, engine, ingest, ask, calls, key, reindex, doctor, calibrate, demo, size, tune, lint):
     app.command()(command)
 app.add_typer(stores_app, name="stores")
 
