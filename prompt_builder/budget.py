@@ -139,6 +139,7 @@ class Filling:
         first: Sequence[str] = (),
     ) -> Filled:
         draft = self._drafts.draft(front, forms, evidence=evidence, first=first)
+        draft = self._drafts.behind(draft, means.prefix(front))
         return Filled(draft, means.foresee(front, draft.tail.ids))
 
     def _run(self, front: Front, means: Means, most_tokens: int, spaces: Sequence[_Space]) -> _Packed:
@@ -208,6 +209,10 @@ class Filling:
         if isinstance(start, ResidentPrefix):
             standing = standing_texts(front.past)
             pieces = [() if form.chunk.label in standing else form.chunk.rendered.token_ids for form in self.wholes]
+            if self._drafts.layout.order == "reuse":
+                # Those that are held back for the last places continue nothing.
+                pinned = min(self._drafts.layout.pin_last, len(pieces))
+                pieces[:pinned] = [()] * pinned
             wanted = pieces[: self.most_chunks]
             paths = {resident_path(start, pieces)[: self.most_chunks], resident_path(start, wanted)}
             for path in sorted(path for path in paths if path):

@@ -58,13 +58,13 @@ def ordered(
 ) -> tuple[PromptChunk, ...]:
     """The chunks labelled `first`, in that order; the others as `order` says; of these the `pin_last` best last.
 
-    Ties in relevance go by label, so that equal sets give equal orders.
+    Ties in relevance go by label, so that equal sets give equal orders. `reuse` is `relevance_last` here: what is
+    resident, and what others ask for, is known later (`order`).
     """
-    if order == "relevance_last":
-        pin_last = 0
+    if order in ("reuse", "relevance_last"):
+        order, pin_last = "relevance_last", 0
     by_label = {chunk.label: chunk for chunk in chunks}
-    rest = sorted((chunk for chunk in chunks if chunk.label not in first), key=lambda chunk: chunk.label)
-    rest.sort(key=lambda chunk: -chunk.relevance)
+    rest = ranked([chunk for chunk in chunks if chunk.label not in first])
     pinned = rest[:pin_last][::-1]
     free = rest[pin_last:]
     if order == "label":
@@ -72,6 +72,11 @@ def ordered(
     elif order == "relevance_last":
         free.sort(key=lambda chunk: (chunk.relevance, chunk.label))
     return (*(by_label[label] for label in first), *free, *pinned)
+
+
+def ranked(chunks: Sequence[PromptChunk]) -> list[PromptChunk]:
+    """Most relevant first, ties by label."""
+    return sorted(chunks, key=lambda chunk: (-chunk.relevance, chunk.label))
 
 
 def turns(past: Sequence[PastMessage]) -> list[Turn]:

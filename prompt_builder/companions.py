@@ -30,6 +30,9 @@ class NothingKnown:
         return {}
 
 
+NOTHING_KNOWN = NothingKnown()
+
+
 class Companions:
     """Remembers the chunks of the last `most_requests` requests; the oldest leave, and with them what they counted.
 

@@ -7,6 +7,7 @@ from latency.model import UNBOUNDED_TOKENS
 from prompt_builder.alternatives import alternatives
 from prompt_builder.budget import Filled, Filling
 from prompt_builder.choice import distinct
+from prompt_builder.companions import NOTHING_KNOWN, Together
 from prompt_builder.drafts import Drafts, Layout, whole_forms
 from prompt_builder.evidence import SentenceMemo
 from prompt_builder.extracts import Extracts
@@ -48,6 +49,9 @@ class Planner:
     renderings and forms of the chunks; ties go to the cheapest (`budget`). Where nothing keeps it, the smallest plan
     is taken, and its forecast says that it does not fit. Without a budget everything wanted goes in whole.
 
+    Order. `reuse` puts the chunks first that continue what the replica holds of the prompt, then those that requests
+    to come are likely to have too, by what requests `past` had (`order`).
+
     Window. In a window that is too small `auto` strips past turns first. Then things leave in this order, each with a
     reason in `Plan.dropped`: chunks, least relevant first, down to one; then whole turns, oldest first; then
     `max_tokens` shrinks, down to `min_answer_tokens`; then evidence and the last chunk. A `max_tokens` above half of
@@ -62,7 +66,7 @@ class Planner:
         instructions: str,
         *,
         rendering: RenderingChoice = "stripped",
-        chunk_order: ChunkOrder = "relevance_last",
+        chunk_order: ChunkOrder = "reuse",
         evidence_lines: int = 1,
         pin_last: int = 0,
     ) -> None:
@@ -82,9 +86,10 @@ class Planner:
         limits: Limits,
         outlooks: Sequence[Outlook] = (),
         clock: Clock = NO_BUDGET,
+        past: Together = NOTHING_KNOWN,
     ) -> Plan:
         """Raises QuestionTooLong when system text and question alone do not fit the window."""
-        request = self._request(transcript, candidates, limits, outlooks, clock)
+        request = self._request(transcript, candidates, limits, outlooks, clock, past)
         if request.means and clock.budget_s is not None:
             plan = self._within_budget(request)
         else:
@@ -132,6 +137,7 @@ class Planner:
         limits: Limits,
         outlooks: Sequence[Outlook],
         clock: Clock,
+        past: Together = NOTHING_KNOWN,
     ) -> Request:
         wanted, clashes = distinct(candidates.items, limits.top_k)
         ranked, _ = distinct(candidates.items, len(candidates.items))
@@ -151,7 +157,7 @@ class Planner:
             instructed=limits.instructed,
         )
         material = Material(self._tokenizer, self._template, self._frames, self._instructions, transcript, bare)
-        drafts = Drafts(material, bare, self._layout_for(limits), self._tokenizer, self._sentences)
+        drafts = Drafts(material, bare, self._layout_for(limits), self._tokenizer, self._sentences, past)
         room = None if limits.window_tokens is None else Room.of(limits, limits.window_tokens)
         rendering: Rendering = "kept" if self._rendering == "kept" else "stripped"
         forms = tuple(whole_forms(wanted, self._tokenizer))
@@ -166,6 +172,7 @@ class Planner:
             window=None if room is None else Window(drafts, rendering, room, self._tokenizer),
             room=room,
             means=shortlist(means, self._standing(material, transcript), forms),
+            held=outlooks[0].prefix if outlooks and material.has_ids else None,
             filling=Filling(drafts, self._extracts, whole_forms(ranked, self._tokenizer), limits.top_k),
             tokenizer=self._tokenizer,
         )
@@ -208,13 +215,12 @@ class Planner:
             trimmed, dropped = window.trimmed(request.wanted)
             made = [trimmed]
         if not request.means:
-            return drafts.plan(made[0], dropped), None
+            return request.unpriced(made[0], dropped), None
+        placed = [
+            (drafts.behind(draft, means.prefix(draft.front)), means) for means in request.means for draft in made
+        ]
         choices = request.priced(
-            [
-                (Filled(draft, means.foresee(draft.front, draft.tail.ids)), means)
-                for means in request.means
-                for draft in made
-            ]
+            [(Filled(draft, means.foresee(draft.front, draft.tail.ids)), means) for draft, means in placed]
         )
         best = min(choices, key=lambda choice: choice.price_s)
         return request.finished(best, dropped), best

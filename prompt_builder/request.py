@@ -7,6 +7,7 @@ from prompt_builder.budget import Filled, Filling
 from prompt_builder.drafts import Draft, Drafts
 from prompt_builder.forecast import Means
 from prompt_builder.knapsack import Form
+from prompt_builder.outlook import Prefix
 from prompt_builder.renderings import Horizon
 from prompt_builder.types import Dropped, Limits, Plan, PromptChunk, Tokenizer, Transcript
 from prompt_builder.window import Room, Window
@@ -29,8 +30,9 @@ class Choice:
 class Request:
     """`wanted` are the most relevant chunks that a request without a budget gets, `ranked` all candidates.
 
-    `means` are the replicas of which a prediction can be made; `room` and `window` are None where the engine does not
-    tell its window.
+    `means` are the replicas of which a prediction can be made; where there are none, `held` is the empty prompt on
+    the first replica, None where there is no replica or prompts have no ids. `room` and `window` are None where the
+    engine does not tell its window.
     """
 
     transcript: Transcript
@@ -42,6 +44,7 @@ class Request:
     window: Window | None
     room: Room | None
     means: tuple[Means, ...]
+    held: Prefix | None
     filling: Filling
     tokenizer: Tokenizer
 
@@ -61,12 +64,22 @@ class Request:
 
     def finished(self, choice: Choice, dropped: Sequence[Dropped]) -> Plan:
         """The plan with its forecast, and with what one more chunk would have cost."""
-        forecast = choice.filled.forecast
-        absent = [form for form in self.filling.wholes if form.chunk.label not in choice.draft.shown]
+        draft, forecast = self.drafts.settled(choice.draft), choice.filled.forecast
+        if draft is not choice.draft:
+            forecast = choice.means.foresee(draft.front, draft.tail.ids)
+        absent = [form for form in self.filling.wholes if form.chunk.label not in draft.shown]
         if absent:
             more = choice.means.forecast(forecast.uncached_tokens + absent[0].tokens, forecast.cached_tokens)
             forecast = replace(forecast, next_chunk_s=more.ttft_s - forecast.ttft_s)
-        return replace(self.drafts.plan(choice.draft, dropped), forecast=forecast)
+        return replace(self.drafts.plan(draft, dropped), forecast=forecast)
+
+    def unpriced(self, draft: Draft, dropped: Sequence[Dropped]) -> Plan:
+        """The plan of a draft of which nothing can be predicted."""
+        parts = draft.front.parts
+        if self.held is not None and parts is not None:
+            ids = tuple(token_id for part in parts for token_id in part)
+            draft = self.drafts.behind(draft, self.held.extended(ids))
+        return self.drafts.plan(self.drafts.settled(draft), dropped)
 
     def left_out(self, choice: Choice, most_tokens: int) -> list[Dropped]:
         """Why wanted chunks, and evidence, are not in a plan under a budget; least relevant first."""

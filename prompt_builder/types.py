@@ -10,7 +10,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 Rendering = Literal["kept", "stripped"]
 RenderingChoice = Literal["auto", "kept", "stripped"]
 ChunkForm = Literal["whole", "extract"]
-ChunkOrder = Literal["relevance_last", "relevance_first", "label"]
+ChunkOrder = Literal["reuse", "relevance_last", "relevance_first", "label"]
 SegmentKind = Literal["scaffold", "system", "summary", "turn", "chunk", "reference", "evidence", "facts", "question"]
 
 
