@@ -94,6 +94,10 @@ class GatewayClient:
         body = await self._call("GET", f"/v1/calls?limit={limit}")
         return list(body) if isinstance(body, list) else list(_object(body).get("data", []))
 
+    async def replicas(self) -> list[dict[str, Any]]:
+        """The engines behind the gateway."""
+        return list(_object(await self._call("GET", "/v1/replicas")).get("data", []))
+
     async def stores(self) -> list[Store]:
         """All stores, newest first."""
         return [_store(entry) async for entry in self._pages("/v1/vector_stores")]

@@ -16,6 +16,7 @@ from gateway.cli.keys import key
 from gateway.cli.lint import lint
 from gateway.cli.listing import calls, stores_app
 from gateway.cli.reindex import reindex
+from gateway.cli.replicas import replicas
 from gateway.cli.serve import serve
 from gateway.cli.size import size
 from gateway.cli.terminal import CliError, err
@@ -45,7 +46,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, engine, ingest, ask, calls, key, reindex, doctor, calibrate, demo, size, tune, lint):
+for command in (serve, engine, ingest, ask, calls, replicas, key, reindex, doctor, calibrate, demo, size, tune, lint):
     app.command()(command)
 app.add_typer(stores_app, name="stores")
 

@@ -70,6 +70,7 @@ class Gateway:
             [
                 web.get("/v1/models", self.list_models),
                 web.get("/v1/calls", self.list_calls),
+                web.get("/v1/replicas", self.list_replicas),
                 web.post("/v1/files", self.create_file),
                 web.delete("/v1/files/{file}", self.delete_file),
                 web.get("/v1/vector_stores", self.list_stores),
@@ -105,6 +106,16 @@ class Gateway:
             "timings": None,
         }
         return web.json_response({"object": "list", "data": [failed, call][: int(request.query["limit"])]})
+
+    async def list_replicas(self, request: web.Request) -> web.Response:
+        queue = {"waiting": 3, "in_flight": 2, "predicted_wait_ms": 1240.0}
+        cache = {"resident_blocks": 50, "capacity_blocks": 200, "evictions": 7}
+        hits = {"exact": 90, "over": 9, "under": 1, "reported_tokens": 4096, "predicted_tokens": 4128}
+        well = {"name": "left", "state": "ok", "error": None, "model": "small"}
+        refused = {"name": "right", "state": "refused", "error": "it serves other, not small", "model": "other"}
+        unknown: dict[str, Any] = {"queue": queue, "cache": None, "hits": None}
+        known = {"queue": queue, "cache": cache, "hits": hits}
+        return web.json_response({"object": "list", "data": [well | known, refused | unknown]})
 
     async def create_file(self, request: web.Request) -> web.Response:
         self.uploads_now += 1
@@ -419,7 +430,21 @@ def test_calls_show_timings_and_failed_requests_without_them(gateway: Gateway) -
     assert json.loads(call(gateway, "calls", "--json", "--limit", "1").stdout)[0]["id"] == "req-2"
 
 
-@pytest.mark.parametrize("command", [("ask", "Who?"), ("stores",), ("calls",), ("stores", "delete", "x")])
+def test_replicas_show_what_they_hold_and_why_one_is_refused(gateway: Gateway) -> None:
+    result = call(gateway, "replicas")
+    left, right, reason = (line.split() for line in result.stdout.splitlines()[1:4])
+    assert left == "left ok small 3 2 1.24 s 25% of 200 7 90% of 100 4,096 4,128".split()
+    assert right[:7] == "right refused other 3 2 1.24 s".split()
+    assert set(right[7:]) == {"?"}
+    assert " ".join(reason) == "right: it serves other, not small"
+    assert result.exit_code == 0
+    assert call(gateway, "replicas", "--check").exit_code == 1
+    assert json.loads(call(gateway, "replicas", "--json").stdout)[1]["state"] == "refused"
+
+
+@pytest.mark.parametrize(
+    "command", [("ask", "Who?"), ("stores",), ("calls",), ("replicas",), ("stores", "delete", "x")]
+)
 def test_a_gateway_that_is_down_is_one_line_and_status_1(command: tuple[str, ...]) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
