@@ -41,6 +41,7 @@ from gateway.serving import LiveRenderer
 from gateway.settings import Settings
 from gateway.tenants import load_salt_secret, load_tenants
 from gateway.turns import ChatDefaults
+from gateway.volatile import SystemTexts, volatile_metrics
 from gateway.wire import from_errors
 from prompt_builder.transcripts import Transcripts
 from retrieval.database import Database
@@ -135,6 +136,8 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
     )
     folder = await stack.enter_async_context(Folder(transcripts, folds))
     fold_metrics(metrics, folder)
+    system_texts = SystemTexts(settings.volatile)
+    volatile_metrics(metrics, system_texts)
     pipeline = Pipeline(
         replicas=replicas,
         models=Models(replicas, database.stores),
@@ -144,6 +147,7 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
         metrics=metrics,
         budgets=Budgets(database.stores, settings.ttft_budget_ms, settings.budget_policy == "strict"),
         folder=folder,
+        system_texts=system_texts,
         defaults=ChatDefaults(settings.top_k, settings.min_answer_tokens),
     )
     app.include_router(plan_router(pipeline, replicas, admission.enter, bodies))

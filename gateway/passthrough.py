@@ -1,4 +1,7 @@
-"""Requests with no store and no known conversation: their messages and the engine's answer stay as they came."""
+"""Requests with no store and no known conversation: their messages and the engine's answer stay as they came.
+
+Only an answer that is not streamed is told that its system text is volatile, where it is.
+"""
 
 import asyncio
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ from gateway.sending import send
 from gateway.serving import Serving
 from gateway.timings import EngineUsage, server_timing
 from gateway.turns import StreamedAnswer, WholeAnswer, elapsed_ms, nothing, plain_timings
+from gateway.volatile import VolatileText
 from gateway.wire import TEMPLATE_FIELDS, ChatRequest, to_json
 from prompt_builder.outlook import Clock
 from prompt_builder.types import Message, Prompt
@@ -37,6 +41,7 @@ class Plain:
     served_model: str
     serving: Serving
     budget: Budget
+    volatile: VolatileText | None = None
 
 
 async def pass_through(
@@ -65,8 +70,11 @@ async def pass_through(
 
         _, run, raw = await send(replicas, work, context.cache_salt, complete)
         try:
-            usage = read_usage(whole_answer(raw))
+            answered = whole_answer(raw)
+            usage = read_usage(answered)
             run.answered(usage)
+            if plain.volatile is not None:
+                raw = to_json({**answered, "headstart": {"volatile": plain.volatile.wire()}})
             return WholeAnswer((), raw, plain_timings(context, budget, run, usage, sent, None))
         finally:
             run.close()

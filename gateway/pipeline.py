@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,11 +27,12 @@ from gateway.runs import Run
 from gateway.sending import send
 from gateway.timings import EngineUsage, Timings, server_timing
 from gateway.turns import ChatDefaults, StreamedAnswer, Turn, WholeAnswer, elapsed_ms, nothing, turn_timings
+from gateway.volatile import Observed, SystemTexts, leading_system
 from gateway.wire import ChatRequest, invalid
 from prompt_builder.citations import named_labels
 from prompt_builder.outlook import Clock
 from prompt_builder.transcripts import Transcripts, without_files
-from prompt_builder.types import Limits, Message, Transcript
+from prompt_builder.types import Limits, Message, PastMessage, Transcript
 from retrieval.retriever import Retriever
 from retrieval.types import Candidates, Query
 
@@ -58,6 +60,7 @@ class Pipeline:
         metrics: Metrics,
         budgets: Budgets,
         folder: Folder,
+        system_texts: SystemTexts,
         defaults: ChatDefaults,
     ) -> None:
         self._replicas = replicas
@@ -68,6 +71,7 @@ class Pipeline:
         self._metrics = metrics
         self._budgets = budgets
         self._folder = folder
+        self._system_texts = system_texts
         self._own_s = OWN_TIME_S
         self._defaults = defaults
 
@@ -90,22 +94,39 @@ class Pipeline:
         extension = request.headstart
         stores = tuple(dict.fromkeys([*name.store_ids, *(extension.vector_store_ids if extension else ())]))
         budget = await self._budgets.of(request, context, stores)
-        conversation = await self._resume(request, context, name, bool(stores), budget)
+        serving = self._replicas.serving
+        system = leading_system(request)
+        observed = self._system_texts.observe(context.tenant, name.served, system, serving.tokenizer.count)
+        conversation = await self._resume(
+            request, context, name, bool(stores), budget, moves=observed.split is not None
+        )
         if conversation is None:
-            return Plain(name.served, self._replicas.serving, budget)
-        return await self._plan(request, context, name.served, stores, conversation, budget)
+            observed = observed.not_moved("The request passes through: its messages are not plain text.")
+            report = self._system_texts.answered(context.tenant, name.served, observed)
+            return Plain(name.served, serving, budget, report)
+        conversation, observed = _moved(conversation, observed)
+        report = self._system_texts.answered(context.tenant, name.served, observed)
+        turn = await self._plan(request, context, name.served, stores, conversation, budget)
+        return replace(turn, volatile=report)
 
     async def _resume(
-        self, request: ChatRequest, context: RequestContext, name: ModelName, has_stores: bool, budget: Budget
+        self,
+        request: ChatRequest,
+        context: RequestContext,
+        name: ModelName,
+        has_stores: bool,
+        budget: Budget,
+        *,
+        moves: bool,
     ) -> Conversation | None:
         """The conversation with what is known of it; None for a request to pass through.
 
-        A request that states a budget hands its history to the planner.
+        A request that states a budget hands its history to the planner, and so does one whose system text `moves`.
         """
         extension = request.headstart
         kept = extension.conversation if extension else None
         planned = has_stores or kept is not None or (extension is not None and extension.budgeted)
-        if not planned and len(request.messages) < 3:
+        if not planned and not moves and len(request.messages) < 3:
             return None
         template = self._replicas.serving.template
         conversation = read_conversation(request, template_reads_names=template is not None and template.reads_names)
@@ -121,7 +142,7 @@ class Pipeline:
             earlier = await self._transcripts.load(context.tenant, request.user, kept)
             conversation = conversation.continuing(tuple(earlier))
         resumed = await self._transcripts.resume(context.tenant, request.user, name.served, conversation.messages)
-        if not planned and not resumed.known:
+        if not planned and not moves and not resumed.known:
             return None
         return conversation.with_transcript(await asyncio.to_thread(self._without_deleted, resumed, context.tenant))
 
@@ -154,7 +175,7 @@ class Pipeline:
             chunk_order=extension.chunk_order if extension else None,
             pin_last=extension.pin_last if extension else None,
             evidence_lines=extension.evidence_lines if extension else None,
-            instructed=bool(stores) or any(message.context for message in conversation.transcript.past),
+            instructed=bool(stores) or any(map(_has_passages, conversation.transcript.past)),
         )
         outlooks = self._replicas.outlooks(context.cache_salt)
         clock = Clock(budget.ttft_s, retrieved - context.started_s + self._own_s)
@@ -275,6 +296,7 @@ class Pipeline:
             "plan": plan_wire(turn.plan, turn.prompt),
             "replica": replica.name,
             "timings": timings.wire(),
+            "volatile": turn.volatile.wire() if turn.volatile else None,
         }
         return extension, {index: annotations_wire(found, chunks) for index, found in named.items()}
 
@@ -291,6 +313,22 @@ class Pipeline:
             said = [*turn.conversation.messages, Message("assistant", texts[min(texts)])]
             await self._transcripts.keep(context.tenant, request.user, kept, said)
         self._folder.after(turn, replica, texts)
+
+
+def _moved(conversation: Conversation, observed: Observed) -> tuple[Conversation, Observed]:
+    """The conversation with the changing lines of its system text before the question, where they can be moved."""
+    if observed.split is None:
+        return conversation, observed
+    transcript = observed.moved_in(conversation.transcript)
+    if transcript is None:
+        return conversation, observed.not_moved("System messages stand behind the first other message.")
+    return conversation.with_transcript(transcript), observed
+
+
+def _has_passages(message: PastMessage) -> bool:
+    """Whether chunks stand in the message or are referred to; facts alone need no instructions."""
+    context = message.context
+    return context is not None and bool(context.chunks or context.references)
 
 
 def _previous_question(transcript: Transcript) -> str | None:

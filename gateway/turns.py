@@ -11,6 +11,7 @@ from gateway.messages import Conversation
 from gateway.runs import Run, Work
 from gateway.serving import Serving
 from gateway.timings import EngineUsage, Timings, make_timings, predicted
+from gateway.volatile import VolatileText
 from gateway.wire import ChatRequest
 from prompt_builder.outlook import Clock
 from prompt_builder.types import Limits, Plan, Prompt, Transcript
@@ -43,6 +44,7 @@ class Turn:
     budget: Budget
     retrieve_ms: float
     plan_ms: float
+    volatile: VolatileText | None = None
 
     @property
     def transcript(self) -> Transcript:

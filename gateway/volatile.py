@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gateway.metrics import Metrics
+from gateway.wire import ChatRequest
 from prompt_builder.movable import Split, split
 from prompt_builder.types import Transcript
 from prompt_builder.versions import Changing, Versions, changing_lines
@@ -87,25 +88,29 @@ class VolatileText:
 class Observed:
     """What is known of a request's system text. `split` only where lines are to be moved.
 
-    `text_id` tells texts of one gateway apart; versions of one share it.
+    `text_id` tells texts of one gateway apart; versions of one share it. `lost_tokens` as in the report, were nothing
+    moved.
     """
 
     text: str
     text_id: int = 0
     report: VolatileText | None = None
     split: Split | None = None
+    lost_tokens: int = 0
 
-    def moved_in(self, transcript: Transcript) -> Transcript:
-        """The transcript with the changing lines behind the chunks."""
+    def moved_in(self, transcript: Transcript) -> Transcript | None:
+        """The transcript with the changing lines behind the chunks; None where it has another system text."""
         if self.split is None or transcript.system != self.text:
-            return transcript
+            return None
         return replace(transcript, system=self.split.stays, facts=self.split.facts)
 
     def not_moved(self, reason: str) -> "Observed":
-        """The same where the request cannot be planned."""
+        """The same for a request whose lines cannot be moved."""
         if self.report is None or self.split is None:
             return self
-        return replace(self, report=replace(self.report, moved=False, reason=reason), split=None)
+        return replace(
+            self, report=replace(self.report, lost_tokens=self.lost_tokens, moved=False, reason=reason), split=None
+        )
 
 
 UNSEEN = Observed("")
@@ -196,14 +201,21 @@ class SystemTexts:
         known = self._found(key, looked_at)
         observed = self._observed(known, text, rest, count)
         self._bound(key)
-        if observed.report is not None:
-            self.counts.requests += 1
-            self.counts.moved += observed.report.moved
-            self.counts.lost_tokens += observed.report.lost_tokens
-            if not known.told:
-                known.told = True
-                _tell(tenant, model, observed.report)
         return observed
+
+    def answered(self, tenant: str, model: str, observed: Observed) -> VolatileText | None:
+        """Counts what became of a request's text, and logs each text once; its report."""
+        report = observed.report
+        if report is None:
+            return None
+        self.counts.requests += 1
+        self.counts.moved += report.moved
+        self.counts.lost_tokens += report.lost_tokens
+        known = next((known for known in self._known[tenant, model] if known.text_id == observed.text_id), None)
+        if known is not None and not known.told:
+            known.told = True
+            _tell(tenant, model, report)
+        return report
 
     def _found(self, key: tuple[str, str], text: str) -> _Text:
         """The text that this is a version of, with this version; the last one of its list."""
@@ -238,21 +250,21 @@ class SystemTexts:
             return Observed(text, known.text_id)
         report = VolatileText(_shown(shown), 0, versions.requests, versions.changed)
         lines = versions.last
+        behind = _behind(lines, shown) + rest
+        key = hash(behind)
+        if known.behind[0] != key:
+            known.behind = (key, count(behind))
+        lost = known.behind[1]
         if moving:
             parts = split(lines, changing_lines(moving))
             if parts.share <= (STILL_MOVED if known.moving else MOST_MOVED):
                 known.moving = True
                 if not parts.facts:
                     return Observed(text, known.text_id)
-                return Observed(
-                    text, known.text_id, replace(report, moved=True), replace(parts, stays=parts.stays + rest)
-                )
+                parts = replace(parts, stays=parts.stays + rest)
+                return Observed(text, known.text_id, replace(report, moved=True), parts, lost)
             report = replace(report, reason=_too_much(parts.share))
-        behind = _behind(lines, shown) + rest
-        key = hash(behind)
-        if known.behind[0] != key:
-            known.behind = (key, count(behind))
-        return Observed(text, known.text_id, replace(report, lost_tokens=known.behind[1]))
+        return Observed(text, known.text_id, replace(report, lost_tokens=lost), None, lost)
 
     def _bound(self, key: tuple[str, str]) -> None:
         """After a change of this key's texts."""
@@ -262,6 +274,16 @@ class SystemTexts:
         while self._kept_chars > MOST_KEPT_CHARS and len(self._known) > 1:
             oldest, _ = self._known.popitem(last=False)
             self._kept_chars -= self._chars.pop(oldest)
+
+
+def leading_system(request: ChatRequest) -> str:
+    """The request's leading system messages, joined as a transcript joins them."""
+    texts = []
+    for message in request.messages:
+        if message.role not in ("system", "developer"):
+            break
+        texts.append(message.text)
+    return "\n\n".join(texts)
 
 
 def volatile_metrics(metrics: Metrics, texts: SystemTexts) -> None:

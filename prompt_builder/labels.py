@@ -7,11 +7,12 @@ from hashlib import sha256
 from prompt_builder.types import Tokenizer
 from retrieval.types import RenderedChunk
 
-LAYOUT_VERSION = "2"
+LAYOUT_VERSION = "3"
 LABEL_PATTERN = r"k[0-9][0-9a-hjkmnp-tv-z]{3}"
 QUESTION_MARK = "Question:"
 REFERENCES_MARK = "Passages above that matter here:"
 EVIDENCE_MARK = "Sentences that may answer the question:"
+FACTS_MARK = "Facts at the time of this message:"
 
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 _BRACKETED = re.compile(
@@ -19,7 +20,7 @@ _BRACKETED = re.compile(
     re.IGNORECASE,
 )
 _MARKS = re.compile(
-    rf"^([ \t]*)({'|'.join(map(re.escape, (QUESTION_MARK, REFERENCES_MARK, EVIDENCE_MARK)))})",
+    rf"^([ \t]*)({'|'.join(map(re.escape, (QUESTION_MARK, REFERENCES_MARK, EVIDENCE_MARK, FACTS_MARK)))})",
     re.IGNORECASE | re.MULTILINE,
 )
 _LINE_ENDS = re.compile(r"\r\n|[\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")

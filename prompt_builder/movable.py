@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-FACTS_MARK = "Facts at the time of this message:"
+from prompt_builder.labels import FACTS_MARK
 
 _FENCE = re.compile(r"\s*(```+|~~~+)")
 _ITEM = re.compile(r"\s*(?:[-*+•·]|\d{1,3}[.)]|[a-zA-Z][.)])\s")

@@ -199,7 +199,7 @@ def continued(transcript: Transcript, plan: Plan, answer: str, question: str) ->
     asked = PastMessage("user", transcript.question, _or_none(context_of(plan)))
     past = (*transcript.past, asked, PastMessage("assistant", answer))
     stripped = _stripped(transcript, plan)
-    return replace(transcript, past=past, question=question, known=len(past), stripped=stripped)
+    return replace(transcript, past=past, question=question, facts="", known=len(past), stripped=stripped)
 
 
 def files_in(past: Sequence[PastMessage]) -> list[str]:

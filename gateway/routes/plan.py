@@ -59,6 +59,7 @@ def plan_router(
             "object": "headstart.plan",
             "model": chat.model,
             **found.told,
+            "volatile": prepared.volatile.wire() if prepared.volatile else None,
             "replicas": [forecast_wire(forecast) for forecast in found.replicas],
             "refusal": _refusal(hurried, prepared.budget),
         }

@@ -3,7 +3,8 @@
 import pytest
 
 from gateway.volatile import MOST_KEPT_CHARS, MOST_TEXTS, Observed, SystemTexts, VolatileText
-from prompt_builder.movable import FACTS_MARK, split
+from prompt_builder.labels import FACTS_MARK
+from prompt_builder.movable import split
 from prompt_builder.types import Transcript
 from prompt_builder.versions import WINDOW
 from prompt_builder.volatile import kind_of, matched
@@ -211,5 +212,7 @@ def test_a_transcript_with_another_system_text_is_left_alone() -> None:
     asked.seen(*(clock(minute) for minute in range(4)))
     observed = asked.seen(clock(5))
     kept = Transcript("You are somebody else.", (), "Hello?")
-    assert observed.moved_in(kept) == kept
-    assert observed.moved_in(Transcript(clock(5), (), "Hello?")).facts.endswith("12:05")
+    assert observed.moved_in(kept) is None
+    moved = observed.moved_in(Transcript(clock(5), (), "Hello?"))
+    assert moved is not None
+    assert moved.facts.endswith("12:05")
