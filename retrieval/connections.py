@@ -34,6 +34,8 @@ class Connections:
         self._write_lock = threading.Lock()
         self._idle_lock = threading.Lock()
         self._idle: list[sqlite3.Connection] = []
+        self._watch_lock = threading.Lock()
+        self._watcher: sqlite3.Connection | None = None
         self._closed = False
         self._writer = self._connect()
         self._writer.execute("PRAGMA journal_mode = WAL")
@@ -81,12 +83,23 @@ class Connections:
         finally:
             self._give_back(connection)
 
+    def version(self) -> int:
+        """Another number whenever any connection of any process has committed since. Reads no table."""
+        with self._watch_lock:
+            if self._closed:
+                raise sqlite3.ProgrammingError("the database is closed")
+            if self._watcher is None:
+                self._watcher = self._connect()
+            return int(self._watcher.execute("PRAGMA data_version").fetchone()[0])
+
     def close(self) -> None:
         """Waits for the write in progress. Readers in progress finish and close their connection."""
-        with self._write_lock, self._idle_lock:
+        with self._write_lock, self._idle_lock, self._watch_lock:
             if self._closed:
                 return
             self._closed = True
+            if self._watcher is not None:
+                self._watcher.close()
             for connection in self._idle:
                 connection.close()
             self._idle.clear()

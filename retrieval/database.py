@@ -9,6 +9,7 @@ from retrieval.blobs import Blobs
 from retrieval.chunk_rows import Chunks
 from retrieval.connections import Connections
 from retrieval.files import Files
+from retrieval.folder import set_up_alone
 from retrieval.records import StoreFile
 from retrieval.schema import bind_embedding_model, create_tables, write_meta
 from retrieval.store_files import StoreFiles
@@ -25,15 +26,15 @@ class Database:
     """
 
     def __init__(self, data_dir: Path, clock: Callable[[], float] = time.time) -> None:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        self._connections = Connections(data_dir / "headstart.db")
-        self._blobs = Blobs(data_dir / "files")
-        try:
-            with self._connections.write() as connection:
-                create_tables(connection)
-        except BaseException:
-            self._connections.close()
-            raise
+        with set_up_alone(data_dir):
+            self._connections = Connections(data_dir / "headstart.db")
+            self._blobs = Blobs(data_dir / "files")
+            try:
+                with self._connections.write() as connection:
+                    create_tables(connection)
+            except BaseException:
+                self._connections.close()
+                raise
         self.files = Files(self._connections, self._blobs, clock)
         self.stores = VectorStores(self._connections, clock)
         self.store_files = StoreFiles(self._connections, clock)
@@ -74,6 +75,10 @@ class Database:
                 held,
             )
         return self.store_files.unfinished()
+
+    def version(self) -> int:
+        """Another number after any change, by whichever process. Microseconds."""
+        return self._connections.version()
 
     def close(self) -> None:
         self._connections.close()

@@ -13,6 +13,7 @@ from typing import Literal, Self, TypeVar
 
 from retrieval.database import Database
 from retrieval.dense import faiss
+from retrieval.folder import Ownership, SoleOwner
 from retrieval.priority import lower_priority
 from retrieval.snapshots import Snapshot, UnusableSnapshot, read_snapshot, write_snapshot
 from retrieval.store_view import StaleRows, StoreView
@@ -33,6 +34,8 @@ _BACKGROUND_NICE = 5
 class Indexes:
     """Owner of `data_dir/indexes/` and of the views in memory, at most `max_bytes` of them (least recently used go).
 
+    Of several workers on one data folder, each has its views, and the one with the `ownership` writes the files.
+
     Use it with `async with`, in one event loop. Building is done in background threads and no search waits for a
     lock: a view is immutable, and a refresh publishes the next one.
     """
@@ -45,6 +48,7 @@ class Indexes:
         max_bytes: int = 4 * 2**30,
         quiet_s: float = QUIET_S,
         refresh_wait_s: float = REFRESH_WAIT_S,
+        ownership: Ownership | None = None,
     ) -> None:
         self._database = database
         self._folder = data_dir / "indexes"
@@ -52,6 +56,7 @@ class Indexes:
         self._max_bytes = max_bytes
         self._quiet_s = quiet_s
         self._refresh_wait_s = refresh_wait_s
+        self._ownership = ownership or SoleOwner()
         self._views: OrderedDict[str, StoreView] = OrderedDict()
         self._refreshes: dict[str, asyncio.Task[None]] = {}
         self._saved: dict[str, int] = {}
@@ -111,6 +116,8 @@ class Indexes:
 
     async def save(self, quiet_s: float | None = None) -> None:
         """Write a snapshot of each view that changed and has been quiet for `quiet_s` since."""
+        if not self._ownership.owned:
+            return
         limit = self._quiet_s if quiet_s is None else quiet_s
         for store_id, view in list(self._views.items()):
             if self._saved.get(store_id) == view.generation:
@@ -123,8 +130,9 @@ class Indexes:
         known = set(await self._in_background(self._database.stores.ids))
         for store_id in [held for held in self._views if held not in known]:
             self._drop(store_id)
-        async with self._saving:
-            await self._in_background(self._remove_files_except, known)
+        if self._ownership.owned:
+            async with self._saving:
+                await self._in_background(self._remove_files_except, known)
 
     async def _keep(self) -> None:
         while True:
@@ -174,7 +182,7 @@ class Indexes:
     async def _save(self, store_id: str) -> None:
         async with self._saving:
             view = self._views.get(store_id)
-            if view is None or self._saved.get(store_id) == view.generation:
+            if view is None or not self._ownership.owned or self._saved.get(store_id) == view.generation:
                 return
             try:
                 await self._in_background(self._write, store_id, view)

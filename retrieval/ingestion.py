@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.database import Database
+from retrieval.folder import TAKE_OVER_S, Ownership, SoleOwner
 from retrieval.isolation import is_harmless, parse_isolated
 from retrieval.parsing import parse
 from retrieval.preparation import Prepared, PreparedChunk, prepare
@@ -21,6 +22,7 @@ from retrieval.types import ChunkRenderer, NotFound, UnusableFile
 
 EMBEDDED_AT_ONCE = 64
 RENDERED_AT_ONCE = 256
+NOTICE_S = 0.1
 _BACKGROUND_NICE = 10
 _UNUSABLE_TO_OPENAI = {"empty_file": "invalid_file"}
 
@@ -41,6 +43,9 @@ class Ingestor:
     Entering takes up what a former process left unfinished. The queue holds ids only and is otherwise as long as
     the database's list of files in progress. A file that fails is recorded in its `last_error`, and the queue goes
     on. `on_change` is called on the event loop with a store's id after each commit that changed its chunks.
+
+    Of several workers on one data folder only the one with the `ownership` works; it notices within `NOTICE_S` what
+    others attached, and when it ends another takes up the rest.
     """
 
     def __init__(
@@ -50,34 +55,41 @@ class Ingestor:
         renderer: ChunkRenderer,
         on_change: Callable[[str], None] | None = None,
         limits: ParseLimits | None = None,
+        ownership: Ownership | None = None,
     ) -> None:
         self._database = database
         self._embedder = embedder
         self._renderer = renderer
         self._on_change = on_change
         self._limits = limits or ParseLimits()
+        self._ownership = ownership or SoleOwner()
+        self._version = -1
         self._executor = ThreadPoolExecutor(1, "ingest", initializer=lower_priority, initargs=(_BACKGROUND_NICE,))
         # A dict as an ordered set: a file that is queued twice is worked on once.
         self._queue: dict[tuple[str, str, str], None] = {}
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._rerender = True
-        self._worker: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        for left in await asyncio.to_thread(self._database.recover):
-            self.enqueue(left.tenant, left.store_id, left.file_id)
-        self._wake.set()
-        self._worker = asyncio.create_task(self._work(), name="ingestion")
+        if self._ownership.owned:
+            await self._take_up()
+            self._tasks = [asyncio.create_task(self._work(), name="ingestion")]
+        else:
+            self._idle.set()
+            self._tasks = [asyncio.create_task(self._take_over(), name="ingestion")]
+        if not isinstance(self._ownership, SoleOwner):
+            self._tasks.append(asyncio.create_task(self._notice(), name="ingestion-notice"))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stops after the step in progress; what is unfinished is taken up at the next start."""
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.gather(self._worker, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
 
     @property
@@ -87,6 +99,9 @@ class Ingestor:
 
     def enqueue(self, tenant: str, store_id: str, file_id: str) -> None:
         """Call it on the event loop after the file was attached (status in_progress)."""
+        if not self._ownership.owned:
+            # The owner finds it in the database.
+            return
         self._queue[tenant, store_id, file_id] = None
         self._idle.clear()
         self._wake.set()
@@ -94,8 +109,9 @@ class Ingestor:
     def renderer_changed(self) -> None:
         """Renders stored chunks anew, in the background, where the renderer's fingerprint is another now."""
         self._rerender = True
-        self._idle.clear()
-        self._wake.set()
+        if self._ownership.owned:
+            self._idle.clear()
+            self._wake.set()
 
     @property
     def busy(self) -> bool:
@@ -105,6 +121,39 @@ class Ingestor:
     async def wait_idle(self) -> None:
         """Returns when nothing is queued and nothing is being worked on."""
         await self._idle.wait()
+
+    async def _take_up(self) -> None:
+        """What a former process, or a former owner, left unfinished."""
+        for left in await asyncio.to_thread(self._database.recover):
+            self.enqueue(left.tenant, left.store_id, left.file_id)
+        self._wake.set()
+
+    async def _take_over(self) -> None:
+        await self._ownership.taken()
+        logger.info("this worker ingests files from now on")
+        self._idle.clear()
+        while True:
+            try:
+                await self._take_up()
+                break
+            except Exception as error:
+                logger.error("unfinished files could not be looked for: %s", type(error).__name__)
+                await asyncio.sleep(TAKE_OVER_S)
+        await self._work()
+
+    async def _notice(self) -> None:
+        """Looks for files that other workers attached, whenever anything in the database has changed."""
+        while True:
+            await self._ownership.taken()
+            try:
+                version = await asyncio.to_thread(self._database.version)
+                if version != self._version:
+                    self._version = version
+                    for left in await asyncio.to_thread(self._database.store_files.unfinished):
+                        self.enqueue(left.tenant, left.store_id, left.file_id)
+            except Exception as error:
+                logger.error("files that other workers took in could not be looked for: %s", type(error).__name__)
+            await asyncio.sleep(NOTICE_S)
 
     async def _work(self) -> None:
         while True:
