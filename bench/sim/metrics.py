@@ -1,5 +1,7 @@
 """The engine's Prometheus metrics, under the names that current engines export."""
 
+import time
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from bench.sim.config import SimConfig
@@ -66,6 +68,10 @@ class EngineMetrics:
         }
         cache = Gauge("vllm:cache_config_info", "Cache configuration.", tuple(information), registry=self.registry)
         cache.labels(**information).set(1)
+        self.started = Gauge(
+            "process_start_time_seconds", "Start time of the process since unix epoch.", registry=self.registry
+        )
+        self.started.set(time.time())
         self._finished = Counter(
             "vllm:request_success", "Finished requests.", (*names, "finished_reason"), registry=self.registry
         )
