@@ -94,7 +94,7 @@ class RankFeed:
             poller.register(monitor, zmq.POLLIN)
             try:
                 while not over():
-                    ready = dict(await poller.poll(int(_TICK_S * 1000)))
+                    ready = dict(await poller.poll(int(TICK_S * 1000)))
                     if not ready:
                         await self._quiet(subscriber)
                     # What an old connection brought comes before the news of the next one.
