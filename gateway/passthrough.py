@@ -117,7 +117,7 @@ def _measure(
     serving, budget = plain.serving, plain.budget
     prompt = plain_prompt(request, serving, context.cache_salt)
     clock = Clock(budget.ttft_s, elapsed_ms(context) / 1000)
-    outlooks = replicas.outlooks(context.cache_salt)
+    outlooks = replicas.outlooks(context.cache_salt, prompt)
     if prompt is None:
         estimate = Prompt((), (), None, _size_bytes(request) // BYTES_PER_TOKEN + 1, ())
         forecast = next(iter(forecast_plain(estimate, outlooks, clock)), None)

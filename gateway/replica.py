@@ -8,6 +8,7 @@ from types import TracebackType
 
 import aiohttp
 
+from cache.prompt_tree import PromptTree
 from cache.residency import Residency
 from gateway.backends.facts import EngineFacts, probe_engine
 from gateway.backends.vllm import EngineLimits, VllmBackend
@@ -100,12 +101,12 @@ class Replica:
         """Requests that were released to it and are not over."""
         return len(self._runs)
 
-    def outlook(self, salt: str, speed: SpeedEstimate | None = None) -> Outlook:
+    def outlook(self, salt: str, speed: SpeedEstimate | None = None, tree: PromptTree | None = None) -> Outlook:
         """The replica as it is now, for planning: how fast, how busy, and what it holds under the tenant's salt.
 
-        `speed` stands in where its own is not known yet.
+        `speed` stands in where its own is not known yet. In one `tree` a request is hashed once for all replicas.
         """
-        prefix = NothingHeld() if self.residency is None else self.residency.prefix(salt)
+        prefix = NothingHeld() if self.residency is None else self.residency.prefix(salt, tree)
         return Outlook(self.name, self.speed.estimate or speed, self.pacer.wait_s, prefix, self.pacer.decoding)
 
     async def enter(self, work: Work, salt: str) -> Run:

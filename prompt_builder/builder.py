@@ -32,12 +32,20 @@ class PromptBuilder:
         self._block_size = block_size
         self._hashes = HashMemo()
 
-    def tree(self, salt: str = "") -> PromptTree | None:
+    def tree(
+        self, salt: str = "", token_ids: tuple[int, ...] | None = None, hashes: Sequence[bytes] = ()
+    ) -> PromptTree | None:
         """For following one request's prompts through replicas: it knows the blocks of prompts rendered before.
 
-        None where there are no block hashes.
+        Who follows these very `token_ids` of a prompt, with these block hashes, hashes nothing. None where there are
+        no block hashes.
         """
-        return PromptTree(self._block_size, salt, self._hashes) if self._block_size else None
+        if not self._block_size:
+            return None
+        tree = PromptTree(self._block_size, salt, self._hashes)
+        if token_ids is not None:
+            tree.hashed(token_ids, hashes)
+        return tree
 
     def render(self, plan: Plan, salt: str = "", *, exact: bool = True, reason: str | None = None) -> Prompt:
         """The prompt of a plan. `exact` False, with a reason: no token ids, the engine templates `messages`.
