@@ -20,6 +20,7 @@ from gateway.budgets import Budgets
 from gateway.calibrators import Calibrators
 from gateway.calls import Calls
 from gateway.context import RequestContext
+from gateway.discovery import Discovery
 from gateway.door import Door
 from gateway.errors import ApiError, ErrorKind, translate
 from gateway.folding import Folder, FoldSettings, fold_metrics
@@ -27,6 +28,7 @@ from gateway.http import AsgiApp, Receive, Scope, Send
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.pipeline import Pipeline
+from gateway.reload import Reread
 from gateway.replica_metrics import replica_gauges
 from gateway.replicas import Replicas
 from gateway.routes.chat import ChatEndpoint
@@ -36,6 +38,7 @@ from gateway.routes.files import files_router
 from gateway.routes.models import models_router
 from gateway.routes.operations import operations_router
 from gateway.routes.plan import plan_router
+from gateway.routes.replicas import replicas_router
 from gateway.routes.vector_stores import vector_stores_router
 from gateway.serving import LiveRenderer
 from gateway.settings import Settings
@@ -58,8 +61,10 @@ log = logging.getLogger("headstart")
 _ROUTE_ERRORS = {404: ErrorKind.NOT_FOUND, 405: ErrorKind.METHOD}
 
 
-def create_app(settings: Settings) -> AsgiApp:
+def create_app(settings: Settings, reread: Reread | None = None) -> AsgiApp:
     """The gateway as an ASGI app; its parts live from the lifespan's start to its end.
+
+    `reread` reads the settings anew, for a process that follows changes of its engines.
 
     Raises KeyFileError for unusable keys; the lifespan raises EmbeddingModelChanged (see `retrieval.database`).
     """
@@ -70,7 +75,7 @@ def create_app(settings: Settings) -> AsgiApp:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            chat.endpoint = await _build(app, settings, stack)
+            chat.endpoint = await _build(app, settings, reread, stack)
             yield
 
     app = FastAPI(title="Headstart", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
@@ -80,7 +85,7 @@ def create_app(settings: Settings) -> AsgiApp:
     return Door(app, chat, tenants, open_door=settings.no_auth)
 
 
-async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> ChatEndpoint:
+async def _build(app: FastAPI, settings: Settings, reread: Reread | None, stack: AsyncExitStack) -> ChatEndpoint:
     """Parts in the order in which they lean on each other; the stack takes them down in reverse."""
     stack.enter_context(owned_folder(settings.data_dir))
     metrics = Metrics()
@@ -94,7 +99,11 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
         settings.answer_timeout_s,
     )
     session = await stack.enter_async_context(EngineSession(limits))
-    replicas = await stack.enter_async_context(Replicas(settings, session, limits))
+    discovery = await stack.enter_async_context(Discovery(settings, reread=reread))
+    replicas = await stack.enter_async_context(Replicas(settings, session, limits, endpoints=discovery.endpoints))
+    discovery.on_change(replicas.apply)
+    # What changed while the first probes were waited for was told to nobody.
+    await replicas.apply(discovery.endpoints)
     renderer = LiveRenderer(replicas.serving)
     replicas.on_change(renderer.follow)
 
@@ -124,6 +133,7 @@ async def _build(app: FastAPI, settings: Settings, stack: AsyncExitStack) -> Cha
     app.include_router(vector_stores_router(database, ingestor, retriever, bodies, chunking))
     app.include_router(models_router(replicas, database))
     app.include_router(operations_router(replicas, metrics, calls, store.health, indexes.counters))
+    app.include_router(replicas_router(replicas, lambda name: None))
     app.include_router(console_router())
 
     transcripts = Transcripts(store, settings.transcript_ttl_s)

@@ -23,7 +23,6 @@ from gateway.settings import Settings
 from gateway.speed import ReplicaSpeed
 from latency.speed import Forecast, SpeedEstimate
 from prompt_builder.outlook import Outlook
-from prompt_builder.types import Prompt
 
 log = logging.getLogger("headstart.replicas")
 
@@ -43,8 +42,14 @@ class Replicas:
     """
 
     def __init__(
-        self, settings: Settings, session: aiohttp.ClientSession, limits: EngineLimits, first_probe_s: float = 15.0
+        self,
+        settings: Settings,
+        session: aiohttp.ClientSession,
+        limits: EngineLimits,
+        first_probe_s: float = 15.0,
+        endpoints: Sequence[Endpoint] = (),
     ) -> None:
+        """`endpoints` where they are known better than from `engine_url`."""
         self._settings = settings
         self._session = session
         self._limits = limits
@@ -58,7 +63,7 @@ class Replicas:
         self._applying = asyncio.Lock()
         self._leaving: set[asyncio.Task[None]] = set()
         self._last_used = ""
-        for endpoint in parse_endpoints(settings.engine_url):
+        for endpoint in endpoints or parse_endpoints(settings.engine_url):
             self._replicas[endpoint.name] = self._made(endpoint)
 
     # what there is
@@ -95,24 +100,11 @@ class Replicas:
 
     # a request's way
 
-    def outlooks(self, salt: str, prompt: Prompt | None = None) -> tuple[Outlook, ...]:
-        """The replicas that a request may go to, as they are now; the one used last first.
-
-        A `prompt` that is rendered already is not hashed again when its ids are followed.
-        """
-        hashed = (None, ()) if prompt is None else (prompt.token_ids, prompt.block_hashes)
-        return self._outlooks(self._candidates(), salt, *hashed)
-
-    def _outlooks(
-        self,
-        candidates: Sequence[Replica],
-        salt: str,
-        token_ids: tuple[int, ...] | None = None,
-        hashes: Sequence[bytes] = (),
-    ) -> tuple[Outlook, ...]:
+    def outlooks(self, salt: str) -> tuple[Outlook, ...]:
+        """The replicas that a request may go to, as they are now; the one used last first."""
+        candidates = self._candidates()
         speed = _any_speed(candidates)
-        tree = self.serving.builder.tree(salt, token_ids, hashes)
-        return tuple(replica.outlook(salt, speed, tree) for replica in candidates)
+        return tuple(replica.outlook(salt, speed) for replica in candidates)
 
     def hurried(self, forecast: Forecast | None, deadline_s: float | None) -> Forecast | None:
         """The forecast with the wait that its deadline leaves it: a request that is pressed passes others.
@@ -168,7 +160,8 @@ class Replicas:
             later_s = planned.pacer.wait_s(forecast.prefill_s) - forecast.queue_s
             if later_s <= STALE_SHARE * forecast.ttft_s:
                 return planned, work
-        outlooks = self._outlooks(candidates, salt, work.token_ids, work.hashes)
+        speed = _any_speed(candidates)
+        outlooks = [replica.outlook(salt, speed) for replica in candidates]
         best = least_ttft([foreseen(work, outlook) for outlook in outlooks])
         if best is not None:
             chosen = next(replica for replica in candidates if replica.name == best.replica)

@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -14,9 +15,10 @@ import typer
 import uvicorn
 
 from gateway.cli.http_guard import BoundedHeadProtocol
-from gateway.cli.terminal import FAILURE, USAGE, CliError, load_settings
+from gateway.cli.terminal import FAILURE, USAGE, CliError, given, load_settings
 from gateway.http import AsgiApp, AsgiMessage, Receive, Scope, Send
 from gateway.logs import configure
+from gateway.reload import Reread
 from gateway.settings import Settings
 from gateway.tenants import KeyFileError, load_tenants
 
@@ -28,20 +30,21 @@ BACKLOG = 2048
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = None,
-    engine_url: Annotated[str | None, typer.Option(help="Base URL of the engine, without /v1.")] = None,
+    engine_url: Annotated[
+        str | None, typer.Option(help="Base URL of the engine, without /v1; several separated by commas.")
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the database and the files.")] = None,
     no_auth: Annotated[
         bool, typer.Option("--no-auth", help="Allow an address other than loopback without keys.")
     ] = False,
 ) -> None:
     """Start the gateway. Settings come from HEADSTART_* variables and headstart.toml; options win."""
-    settings = load_settings(
-        host=host, port=port, engine_url=engine_url, data_dir=data_dir, no_auth=True if no_auth else None
-    )
+    options = given(host=host, port=port, engine_url=engine_url, data_dir=data_dir, no_auth=True if no_auth else None)
+    settings = load_settings(**options)
     refuse_open_door(settings)
     listener = bind(settings.host, settings.port)
     try:
-        run_server(settings, listener)
+        run_server(settings, listener, partial(Settings, **options))
     finally:
         listener.close()
 
@@ -90,16 +93,17 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def run_server(settings: Settings, listener: socket.socket) -> None:
+def run_server(settings: Settings, listener: socket.socket, reread: Reread) -> None:
     """Serves until SIGINT or SIGTERM, then lets requests end for at most `SHUTDOWN_LIMIT_S`.
 
+    SIGHUP, or a change of headstart.toml, has the engines of `reread` instead.
     Raises CliError (1) when the application cannot start.
     """
     from gateway.app import create_app  # brings in FAISS and the embedding libraries: only where it is served
 
     configure(settings.log_format, settings.log_level)
     try:
-        startup = StartupErrors(create_app(settings))
+        startup = StartupErrors(create_app(settings, reread))
     except (KeyFileError, OSError) as error:
         raise CliError(f"The gateway cannot start: {error}") from error
     config = server_config(startup)

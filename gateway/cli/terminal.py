@@ -87,11 +87,15 @@ async def until_stopped(*watched: Awaitable[Any]) -> int:
     return next(place for place, task in enumerate(tasks) if task in done)
 
 
+def given(**overrides: object) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in overrides.items() if value is not None}
+
+
 def load_settings(**overrides: object) -> Settings:
     """Settings with the options that were given; raises CliError (2) naming each setting that is wrong."""
-    given: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
     try:
-        return Settings(**given)
+        return Settings(**given(**overrides))
     except ValidationError as error:
         raise CliError(f"Settings are wrong: {what_is_wrong(error)}.", USAGE) from error
     except (SettingsError, ValueError) as error:
