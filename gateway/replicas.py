@@ -23,6 +23,7 @@ from gateway.settings import Settings
 from gateway.speed import ReplicaSpeed
 from latency.speed import Forecast, SpeedEstimate
 from prompt_builder.outlook import Outlook
+from prompt_builder.types import Prompt
 
 log = logging.getLogger("headstart.replicas")
 
@@ -100,11 +101,24 @@ class Replicas:
 
     # a request's way
 
-    def outlooks(self, salt: str) -> tuple[Outlook, ...]:
-        """The replicas that a request may go to, as they are now; the one used last first."""
-        candidates = self._candidates()
+    def outlooks(self, salt: str, prompt: Prompt | None = None) -> tuple[Outlook, ...]:
+        """The replicas that a request may go to, as they are now; the one used last first.
+
+        A `prompt` that is rendered already is not hashed again when its ids are followed.
+        """
+        hashed = (None, ()) if prompt is None else (prompt.token_ids, prompt.block_hashes)
+        return self._outlooks(self._candidates(), salt, *hashed)
+
+    def _outlooks(
+        self,
+        candidates: Sequence[Replica],
+        salt: str,
+        token_ids: tuple[int, ...] | None = None,
+        hashes: Sequence[bytes] = (),
+    ) -> tuple[Outlook, ...]:
         speed = _any_speed(candidates)
-        return tuple(replica.outlook(salt, speed) for replica in candidates)
+        tree = self.serving.builder.tree(salt, token_ids, hashes)
+        return tuple(replica.outlook(salt, speed, tree) for replica in candidates)
 
     def hurried(self, forecast: Forecast | None, deadline_s: float | None) -> Forecast | None:
         """The forecast with the wait that its deadline leaves it: a request that is pressed passes others.
@@ -160,8 +174,7 @@ class Replicas:
             later_s = planned.pacer.wait_s(forecast.prefill_s) - forecast.queue_s
             if later_s <= STALE_SHARE * forecast.ttft_s:
                 return planned, work
-        speed = _any_speed(candidates)
-        outlooks = [replica.outlook(salt, speed) for replica in candidates]
+        outlooks = self._outlooks(candidates, salt, work.token_ids, work.hashes)
         best = least_ttft([foreseen(work, outlook) for outlook in outlooks])
         if best is not None:
             chosen = next(replica for replica in candidates if replica.name == best.replica)
