@@ -109,8 +109,7 @@ async def test_an_answer_that_has_begun_is_not_asked_again_elsewhere(tmp_path: P
 
 
 async def test_a_request_that_breaks_the_engines_it_meets_meets_two_at_most(tmp_path: Path) -> None:
-    async with fleet(tmp_path) as (gateway, one, two), EngineSim(sim_config()) as three:
-        del three
+    async with fleet(tmp_path) as (gateway, one, two):
         for sim in (one, two):
             sim.set_fault(Fault("status", after_chunks=None, path=CHAT, status=500, count=None))
         reply = await gateway.ask("sim-model", "What of the tide?", stream=True)
@@ -142,7 +141,7 @@ async def test_a_replica_that_serves_another_model_is_refused_and_gets_nothing(
 async def test_a_replica_with_another_tokenizer_is_refused(
     tmp_path: Path, model_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with fleet(tmp_path, second=sim_config(model_dir=model_dir)) as (gateway, one, two):
+    async with fleet(tmp_path, second=sim_config(model_dir=model_dir)) as (gateway, _, two):
         replies = await asyncio.gather(*(gateway.ask("sim-model", f"tide {i}", stream=True) for i in range(10)))
         assert {reply.status for reply in replies} == {200}
         assert asked(two, "tide") == 0
@@ -217,9 +216,11 @@ async def test_a_gateway_whose_replicas_are_all_gone_answers_503_and_recovers(tm
         assert reply.error is not None
         assert reply.error["code"] == "engine_unreachable"
         await one.start()
-        async with asyncio.timeout(10):
-            while (await gateway.ask("sim-model", "And now?")).status != 200:
-                await asyncio.sleep(0.05)
+        for _ in range(100):
+            if (await gateway.ask("sim-model", "And now?")).status == 200:
+                return
+            await asyncio.sleep(0.1)
+        pytest.fail("no request is answered after an engine has come back")
 
 
 async def test_metrics_tell_the_replicas_apart(tmp_path: Path) -> None:
@@ -236,11 +237,13 @@ async def test_metrics_tell_the_replicas_apart(tmp_path: Path) -> None:
         assert 'headstart_replica_usable{replica="one"} 1.0' in text
 
 
-async def test_a_silent_client_session_is_not_needed_to_close(tmp_path: Path) -> None:
-    """The gateway stops in time with a replica that hangs in a probe."""
+async def test_a_gateway_stops_in_time_with_a_replica_that_hangs_in_a_probe(tmp_path: Path) -> None:
     async with EngineSim(sim_config()) as one, EngineSim(sim_config()) as two:
         two.set_fault(Fault("hang", after_chunks=None, path="/v1/", count=None))
         settings = settings_for(tmp_path, f"{one.url},{two.url}", probe_interval_s=0.1)
-        async with run_gateway(settings) as gateway, aiohttp.ClientSession(gateway.url) as session:
-            async with session.get("/healthz") as response:
-                assert response.status == 200
+        async with (
+            run_gateway(settings) as gateway,
+            aiohttp.ClientSession(gateway.url) as session,
+            session.get("/healthz") as response,
+        ):
+            assert response.status == 200
