@@ -23,6 +23,7 @@ from latency.model import PrefillModel
 log = logging.getLogger("headstart.calibration")
 
 LONGEST_PAUSE_S = 60.0
+LOOK_AGAIN_S = 1.0
 ATTEMPTS = 3
 
 
@@ -62,6 +63,7 @@ class Calibrator:
     whole calibration is learned. One that was not alone on the engine is repeated, `ATTEMPTS` times in all.
     `residency` gives the picture of the engine's blocks, which hears of what the calibration computed. While
     `neighbour` (ingestion) is busy nothing is measured: beside it a CPU engine looks several times too slow.
+    Of several workers one `measures`; the others take up what it has learned.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Calibrator:
         residency: Callable[[], Residency | None] = lambda: None,
         neighbour: Neighbour | None = None,
         engine_url: str | None = None,
+        measures: Callable[[], bool] = lambda: True,
     ) -> None:
         self._speed = speed
         self._idleness = idleness
@@ -83,6 +86,7 @@ class Calibrator:
         self._residency = residency
         self._neighbour = neighbour
         self._engine_url = settings.engine_url if engine_url is None else engine_url
+        self._measures = measures
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -111,6 +115,11 @@ class Calibrator:
         pause_s = self._settings.probe_interval_s
         while True:
             key, facts = await self._speed.uncalibrated()
+            if not self._measures():
+                await asyncio.sleep(LOOK_AGAIN_S)
+                self._speed.look_again()
+                await self._speed.settled()
+                continue
             try:
                 await self._calibrate(key, facts)
                 pause_s = self._settings.probe_interval_s

@@ -1,6 +1,7 @@
 """One calibrator for each replica, for as long as it is there."""
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 
 import aiohttp
@@ -13,7 +14,7 @@ from gateway.settings import Settings
 
 
 class Calibrators:
-    """Measures every replica that is met for the first time; `neighbour` as of `Calibrator`."""
+    """Measures every replica that is met for the first time; `neighbour` and `measures` as of `Calibrator`."""
 
     def __init__(
         self,
@@ -22,12 +23,14 @@ class Calibrators:
         settings: Settings,
         limits: EngineLimits,
         neighbour: Neighbour | None = None,
+        measures: Callable[[], bool] = lambda: True,
     ) -> None:
         self._replicas = replicas
         self._session = session
         self._settings = settings
         self._limits = limits
         self._neighbour = neighbour
+        self._measures = measures
         self._running: dict[Replica, Calibrator] = {}
 
     async def __aenter__(self) -> "Calibrators":
@@ -49,6 +52,7 @@ class Calibrators:
             lambda: replica.residency,
             self._neighbour,
             engine_url=replica.endpoint.url,
+            measures=self._measures,
         )
         self._running[replica] = calibrator
         calibrator.start()

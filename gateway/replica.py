@@ -15,7 +15,7 @@ from gateway.backends.vllm import EngineLimits, VllmBackend
 from gateway.endpoints import Endpoint
 from gateway.health import Health
 from gateway.pacing import Pacer, Prefill
-from gateway.runs import Run, Work
+from gateway.runs import Onlooker, Run, Work
 from gateway.settings import Settings
 from gateway.speed import ReplicaSpeed
 from latency.speed import SpeedEstimate
@@ -70,6 +70,7 @@ class Replica:
         self.speed.on_change(self.pacer.learned)
         self.refused: str | None = None
         self.draining = False
+        self.onlooker: Onlooker | None = None
         self.several_engines = False
         self._runs: set[Run] = set()
         self._idle = asyncio.Event()
@@ -113,7 +114,14 @@ class Replica:
         """Waits for the request's turn to prefill. Raises QueueFull. Whoever got a run closes it."""
         ticket = await self.pacer.enter(self._job(work))
         run = Run(
-            work, ticket, self.residency, self.speed, salt=salt, decoding=self.pacer.decoding, closed=self._left
+            work,
+            ticket,
+            self.residency,
+            self.speed,
+            salt=salt,
+            decoding=self.pacer.decoding,
+            closed=self._left,
+            onlooker=self.onlooker,
         )
         self._runs.add(run)
         self._idle.clear()

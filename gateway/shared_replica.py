@@ -21,7 +21,7 @@ from cache.residency import Lease, Residency
 from gateway.backends.facts import EngineFacts
 from gateway.endpoints import Endpoint
 from gateway.pacing import Elsewhere, Pacer, Prefill
-from gateway.runs import Run
+from gateway.runs import Onlooker, Run
 from gateway.tickets import LATE_FACTOR, LATE_S, Ticket
 from gateway.timings import EngineUsage
 
@@ -38,7 +38,9 @@ _HEARING_S = 1.0
 
 
 class Followed(Protocol):
-    """A replica as sharing sees it."""
+    """A replica as sharing sees it. `onlooker` is told of its runs."""
+
+    onlooker: Onlooker | None
 
     @property
     def endpoint(self) -> Endpoint: ...

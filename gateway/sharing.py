@@ -21,10 +21,10 @@ _TEND_S = 0.2
 _NAMES_REMEMBERED = 64
 
 
-class Companions(Protocol):
+class Chunks(Protocol):
     """Who counts which chunks are asked for together."""
 
-    def observe(self, key: bytes, chunks: Sequence[tuple[str, int]]) -> None: ...
+    def heard(self, digest: bytes, chunks: Sequence[tuple[str, int]]) -> None: ...
 
 
 class Sharing:
@@ -40,12 +40,12 @@ class Sharing:
         self,
         redis_url: str,
         replicas: Callable[[], Iterable[Followed]],
-        companions: Companions | None = None,
+        chunks: Chunks | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._replicas = replicas
-        self._companions = companions
+        self._chunks = chunks
         self._clock = clock
         self._names = deque([secrets.token_bytes(8)], _NAMES_REMEMBERED)
         self.counts = SharingCounts()
@@ -108,8 +108,8 @@ class Sharing:
 
     def _heard_chosen(self, data: bytes) -> None:
         chosen = read_chosen(data)
-        if chosen.gateway not in self._names and self._companions is not None:
-            self._companions.observe(chosen.key, chosen.chunks)
+        if chosen.gateway not in self._names and self._chunks is not None:
+            self._chunks.heard(chosen.key, chosen.chunks)
             self.counts.applied += 1
 
     async def _flush(self) -> None:
@@ -147,6 +147,7 @@ class Sharing:
         for key, replica in present.items():
             if key not in self._shared:
                 self._shared[key] = SharedReplica(replica, self.counts, self._changed.set)
+                replica.onlooker = self._shared[key]
             shared = self._shared[key]
             stream = stream_of(replica)
             if stream != shared.stream or shared.is_outdated():
@@ -168,7 +169,7 @@ class Sharing:
 
     def _follow_chosen(self, replicas: Iterable[Followed]) -> None:
         model = next((replica.facts.model for replica in replicas if replica.facts.model is not None), None)
-        if model is None or self._companions is None or self._chosen_stream:
+        if model is None or self._chunks is None or self._chosen_stream:
             return
         self._chosen_stream = f"chosen:{_digest(model)}"
         self.journal.follow(self._chosen_stream)

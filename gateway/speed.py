@@ -166,6 +166,12 @@ class ReplicaSpeed:
             ),
         )
 
+    def look_again(self) -> None:
+        """Takes up what another process on this data folder has learned meanwhile, where nothing was known."""
+        if self._key is not None and self._next is None and not self._known:
+            self._next = self._key
+            self._turn_to_work()
+
     async def settled(self) -> None:
         """Waits until all that was said so far has been learned."""
         await self._settled.wait()

@@ -1,7 +1,7 @@
 """Health, readiness, metrics and recent calls."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -10,6 +10,7 @@ from cache.store import StoreHealth
 from gateway.calls import Calls
 from gateway.errors import ErrorKind
 from gateway.metrics import Metrics
+from gateway.peers import Peers, Worker, merged_metrics
 from gateway.routes.dependencies import Context
 from gateway.routes.models import Served
 from gateway.routes.wire_lists import CallsQuery
@@ -22,6 +23,8 @@ from gateway.routes.wire_operations import (
     engine_state,
     store_state,
 )
+
+METRICS, CALLS = "metrics", "calls"
 
 
 class Watched(Served, Protocol):
@@ -37,8 +40,12 @@ def operations_router(
     calls: Calls,
     store_health: Callable[[], StoreHealth],
     index_counters: Callable[[], Mapping[str, int]],
+    peers: Peers | None = None,
 ) -> APIRouter:
-    """`index_counters` tells by name how often an index was loaded, rebuilt, or found unusable."""
+    """`index_counters` tells by name how often an index was loaded, rebuilt, or found unusable.
+
+    With `peers` metrics and calls are those of all workers.
+    """
     router = APIRouter(tags=["operations"])
 
     @router.get("/healthz")
@@ -63,10 +70,25 @@ def operations_router(
     @router.get("/metrics")
     async def prometheus() -> Response:
         # On the event loop, a millisecond or two: gauges read what belongs to it and changes there.
-        return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        page = metrics.render() if peers is None else merged_metrics(await peers.ask_all(METRICS))
+        return Response(page, media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/v1/calls")
     async def recent_calls(context: Context, query: Annotated[CallsQuery, Query()]) -> CallList:
-        return call_list(calls.recent(context.tenant, query.limit))
+        if peers is None:
+            return call_list(calls.recent(context.tenant, query.limit))
+        answers = await peers.ask_all(CALLS, tenant=context.tenant, limit=query.limit)
+        found = [call for answer in answers.values() for call in CallList.model_validate_json(answer).data]
+        newest_first = sorted(found, key=lambda call: -float(call["created"]))
+        return CallList(data=newest_first[: query.limit])
 
     return router
+
+
+def operations_peers(worker: Worker, metrics: Metrics, calls: Calls) -> Peers:
+    """What a worker answers the others of its own metrics and calls."""
+
+    def recent(asked: Mapping[str, Any]) -> bytes:
+        return call_list(calls.recent(asked["tenant"], asked["limit"])).model_dump_json().encode()
+
+    return Peers(worker, {METRICS: lambda asked: metrics.render(), CALLS: recent})

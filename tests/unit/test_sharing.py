@@ -14,7 +14,7 @@ from cache.residency import Residency
 from gateway.backends.facts import EngineFacts
 from gateway.endpoints import Endpoint
 from gateway.pacing import Pacer, Prefill
-from gateway.runs import Run, Work
+from gateway.runs import Onlooker, Run, Work
 from gateway.shared_replica import GONE_S, LONGEST_S, MOST_FOREIGN, SharedReplica, SharingCounts
 from gateway.sharing import stream_of
 from gateway.timings import EngineUsage
@@ -44,6 +44,7 @@ class OneReplica:
     endpoint: Endpoint = field(default_factory=lambda: Endpoint("engine", "http://10.0.0.1:8000"))
     facts: EngineFacts = field(default_factory=facts)
     residency: Residency | None = field(default_factory=lambda: Residency(BLOCK, 1_000))
+    onlooker: Onlooker | None = None
 
     def __post_init__(self) -> None:
         self.pacer = Pacer(clock=self.clock)
