@@ -9,6 +9,7 @@ import pytest
 from bench.engine_sim import EngineSim
 from bench.sim.config import Fault, SimConfig
 from gateway.backends.vllm import EngineLimits, EngineSession
+from gateway.endpoints import parse_endpoints
 from gateway.errors import ApiError
 from gateway.replicas import Replicas
 from gateway.runs import Work
@@ -100,3 +101,77 @@ async def test_an_engine_whose_probes_were_cut_off_for_a_while_is_asked_again_la
             async with asyncio.timeout(20):
                 await known.wait()
             assert replicas.serving.facts.token_ids_accepted
+
+
+async def test_an_engine_that_is_taken_off_the_list_finishes_what_it_has_and_gets_nothing_new(tmp_path: Path) -> None:
+    async with EngineSim(SimConfig()) as one, EngineSim(SimConfig()) as two, EngineSession(LIMITS) as session:
+        both = parse_endpoints(f"one={one.url},two={two.url}")
+        async with Replicas(settings(one.url, tmp_path), session, LIMITS, endpoints=both) as replicas:
+            work = Work(10, None, (), None, None)
+            replica, run = await replicas.enter(work, "salt")
+            rest = [endpoint for endpoint in both if endpoint.name != replica.name]
+            await replicas.apply(rest)
+            assert replica.draining
+            assert replica in replicas.all
+            for _ in range(5):
+                other, next_run = await replicas.enter(work, "salt")
+                assert other is not replica
+                next_run.first_token()
+                next_run.close()
+            run.close()
+            async with asyncio.timeout(5):
+                while replica in replicas.all:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert [each.name for each in replicas.all] == [endpoint.name for endpoint in rest]
+
+
+async def test_an_engine_that_is_put_on_the_list_is_greeted_probed_and_used(tmp_path: Path) -> None:
+    async with EngineSim(SimConfig()) as one, EngineSim(SimConfig()) as two, EngineSession(LIMITS) as session:
+        first, both = parse_endpoints(one.url), parse_endpoints(f"engine={one.url},new={two.url}")
+        async with Replicas(settings(one.url, tmp_path), session, LIMITS, endpoints=first) as replicas:
+            greeted: list[str] = []
+            replicas.on_arrival(lambda replica: greeted.append(replica.name))
+            await replicas.apply(both)
+            assert greeted == ["engine", "new"]
+            new = replicas.get("new")
+            assert new is not None
+            async with asyncio.timeout(5):
+                while not new.usable:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert {outlook.name for outlook in replicas.outlooks("salt")} == {"engine", "new"}
+
+
+async def test_a_name_that_moves_to_another_address_is_another_replica(tmp_path: Path) -> None:
+    async with EngineSim(SimConfig()) as one, EngineSim(SimConfig()) as two, EngineSession(LIMITS) as session:
+        before = parse_endpoints(f"main={one.url}")
+        async with Replicas(settings(one.url, tmp_path), session, LIMITS, endpoints=before) as replicas:
+            old = replicas.get("main")
+            await replicas.apply(parse_endpoints(f"main={two.url}"))
+            new = replicas.get("main")
+            assert new is not None
+            assert new is not old
+            assert new.endpoint.url == two.url
+
+
+async def test_an_empty_list_of_engines_changes_nothing(tmp_path: Path) -> None:
+    async with (
+        EngineSim(SimConfig()) as sim,
+        EngineSession(LIMITS) as session,
+        Replicas(settings(sim.url, tmp_path), session, LIMITS) as replicas,
+    ):
+        await replicas.apply(())
+        assert [replica.name for replica in replicas.all] == ["engine"]
+        assert not replicas.all[0].draining
+
+
+async def test_of_two_equally_good_replicas_the_one_used_last_is_used_again(tmp_path: Path) -> None:
+    async with EngineSim(SimConfig()) as one, EngineSim(SimConfig()) as two, EngineSession(LIMITS) as session:
+        both = parse_endpoints(f"one={one.url},two={two.url}")
+        async with Replicas(settings(one.url, tmp_path), session, LIMITS, endpoints=both) as replicas:
+            used = set()
+            for _ in range(6):
+                replica, run = await replicas.enter(Work(10, None, (), None, None), "salt")
+                used.add(replica.name)
+                run.first_token()
+                run.close()
+            assert len(used) == 1
