@@ -46,6 +46,7 @@ from gateway.tenants import load_salt_secret, load_tenants
 from gateway.turns import ChatDefaults
 from gateway.volatile import SystemTexts, volatile_metrics
 from gateway.wire import from_errors
+from prompt_builder.companions import Companions
 from prompt_builder.transcripts import Transcripts
 from retrieval.database import Database
 from retrieval.embedding import SentenceEmbedder
@@ -154,6 +155,7 @@ async def _build(app: FastAPI, settings: Settings, reread: Reread | None, stack:
         retriever=retriever,
         transcripts=transcripts,
         files=database.store_files,
+        companions=Companions(),
         metrics=metrics,
         budgets=Budgets(database.stores, settings.ttft_budget_ms, settings.budget_policy == "strict"),
         folder=folder,

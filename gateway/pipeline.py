@@ -30,6 +30,7 @@ from gateway.turns import ChatDefaults, StreamedAnswer, Turn, WholeAnswer, elaps
 from gateway.volatile import Observed, SystemTexts, leading_system
 from gateway.wire import ChatRequest, invalid
 from prompt_builder.citations import named_labels
+from prompt_builder.companions import Companions
 from prompt_builder.outlook import Clock
 from prompt_builder.transcripts import Transcripts, without_files
 from prompt_builder.types import Limits, Message, PastMessage, Transcript
@@ -57,6 +58,7 @@ class Pipeline:
         retriever: Retriever,
         transcripts: Transcripts,
         files: FileLookup,
+        companions: Companions,
         metrics: Metrics,
         budgets: Budgets,
         folder: Folder,
@@ -68,6 +70,7 @@ class Pipeline:
         self._retriever = retriever
         self._transcripts = transcripts
         self._files = files
+        self._companions = companions
         self._metrics = metrics
         self._budgets = budgets
         self._folder = folder
@@ -83,6 +86,7 @@ class Pipeline:
         if isinstance(prepared, Plain):
             return await pass_through(self._replicas, request, body, context, prepared)
         refuse_if_late(self._replicas.hurried(prepared.plan.forecast, prepared.work.deadline_s), prepared.budget)
+        self._observe(prepared)
         payload = turn_payload(prepared, body)
         if request.stream:
             return await self._stream(prepared, payload)
@@ -179,8 +183,10 @@ class Pipeline:
         )
         outlooks = self._replicas.outlooks(context.cache_salt)
         clock = Clock(budget.ttft_s, retrieved - context.started_s + self._own_s)
+        salt = context.cache_salt
+        past = self._companions.of(salt.encode())
         plan, prompt = await asyncio.to_thread(
-            plan_prompt, serving, conversation, candidates, limits, context.cache_salt, outlooks, clock
+            plan_prompt, serving, conversation, candidates, limits, salt, outlooks, clock, past
         )
         planned = time.monotonic()
         self._own_s += OWN_TIME_SHARE * (planned - retrieved - self._own_s)
@@ -224,6 +230,11 @@ class Pipeline:
                 filters=extension.filters.to_filter() if extension and extension.filters else None,
             )
         )
+
+    def _observe(self, turn: Turn) -> None:
+        """Chunks that are sent together are expected together again. Extracts are of this question alone."""
+        sent = [(chunk.label, len(chunk.rendered.token_ids)) for chunk in turn.plan.chunks if chunk.form == "whole"]
+        self._companions.observe(turn.context.cache_salt.encode(), sent)
 
     async def _stream(self, turn: Turn, payload: bytes) -> StreamedAnswer:
         sent = 0.0

@@ -11,6 +11,7 @@ from gateway.routing import forecast_of
 from gateway.serving import Serving
 from gateway.turns import rendered_by
 from latency.speed import Forecast, SpeedEstimate
+from prompt_builder.companions import NOTHING_KNOWN, Together
 from prompt_builder.outlook import Clock, Outlook
 from prompt_builder.types import Dropped, Limits, Plan, Prompt, QuestionTooLong
 from retrieval.types import Candidates
@@ -24,6 +25,7 @@ def plan_prompt(
     salt: str,
     outlooks: tuple[Outlook, ...],
     clock: Clock,
+    past: Together = NOTHING_KNOWN,
 ) -> tuple[Plan, Prompt]:
     """Raises ApiError (400) for a question that the window cannot hold. Takes time with the length of the texts."""
     window = limits.window_tokens
@@ -35,7 +37,7 @@ def plan_prompt(
         clock = replace(clock, spent_s=clock.spent_s + speed.prefill.per_token_s * aside)
     try:
         rendered = rendered_by(serving.renderer, candidates)
-        plan = serving.planner.plan(conversation.transcript, rendered, limits, outlooks, clock)
+        plan = serving.planner.plan(conversation.transcript, rendered, limits, outlooks, clock, past)
     except QuestionTooLong as error:
         message = str(error)
         if aside:

@@ -127,8 +127,8 @@ class Settings(BaseSettings):
         description="Past turns with their chunks (`kept`), question and answer alone (`stripped`), or as the "
         "fitted model of the engine says (`auto`).",
     )
-    chunk_order: Literal["relevance_last", "relevance_first", "label"] = Field(
-        "relevance_last", description="Order of the chunks in the prompt."
+    chunk_order: Literal["reuse", "relevance_last", "relevance_first", "label"] = Field(
+        "reuse", description="Order of the chunks in the prompt; `reuse` is what the engine's cache serves best."
     )
     pin_last: int = Field(
         0,

@@ -106,7 +106,7 @@ class Extension(BaseModel):
     ttft_budget_ms: BudgetMs | None = None
     total_budget_ms: BudgetMs | None = None
     policy: Literal["best_effort", "strict"] | None = None
-    chunk_order: Literal["relevance_last", "relevance_first", "label"] | None = None
+    chunk_order: Literal["reuse", "relevance_last", "relevance_first", "label"] | None = None
     pin_last: int | None = Field(None, ge=0, le=2, strict=True)
     evidence_lines: int | None = Field(None, ge=0, le=10, strict=True)
 

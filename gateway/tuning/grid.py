@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 VARIANTS: dict[str, tuple[str | int, ...]] = {
-    "chunk_order": ("relevance_last", "relevance_first", "label"),
+    "chunk_order": ("reuse", "relevance_last", "relevance_first", "label"),
     "pin_last": (0, 1, 2),
     "evidence_lines": (0, 1, 2),
 }
