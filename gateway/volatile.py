@@ -1,26 +1,22 @@
 """System texts that change from request to request: found by comparing them, reported, moved where that is asked."""
 
 import logging
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from gateway.known_texts import KnownText, Sight, bounded_text, nearest_text
 from gateway.metrics import Metrics
 from gateway.wire import ChatRequest
 from prompt_builder.movable import Split, split
 from prompt_builder.types import Transcript
-from prompt_builder.versions import Changing, Versions, changing_lines
+from prompt_builder.versions import Changing, changing_lines
 from prompt_builder.volatile import HOLE, ChangeKind
 
 log = logging.getLogger("headstart.volatile")
 
 VolatileMode = Literal["report", "move", "off"]
-
-MOST_CHARS = 64 * 1024
-MOST_LINES = 2048
-"""Of longer texts the beginning is looked at; what follows counts as stable and stays where it is."""
 
 MOST_TEXTS = 8
 """System texts remembered of one tenant and model; the one that was seen longest ago leaves."""
@@ -28,24 +24,11 @@ MOST_TEXTS = 8
 MOST_KEPT_CHARS = 16 * 2**20
 """Characters remembered of all; the tenant and model that were seen longest ago leave."""
 
-NEAR = 0.8
-"""Texts that share so much of their lines are versions of one."""
-
-SURE = 0.95
-"""No text is looked at that was seen longer ago."""
-
-FAR = 0.5
-"""Texts that share less than NEAR may be versions of one of which much changes: when each comes only once."""
-
-SINGLES = 2
 MOST_MOVED = 0.25
 STILL_MOVED = 0.5
 """Share of the text: above the first nothing begins to be moved, above the second nothing is any more."""
 
 MOST_SHOWN = 32
-_BY_WORDS_CHARS = 2000
-_BY_WORDS_LINES = 10
-_DIGITS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +44,9 @@ class VolatileLine:
 class VolatileText:
     """What keeps changing in a system text.
 
-    `lost_tokens` stand behind the first change, do not change themselves,
-    and cannot be reused; 0 where the lines are `moved`. Of `requests` with this text `changed` brought another
-    version. `reason` says why nothing was moved although it was asked for.
+    `lost_tokens` stand behind the first change, do not change themselves, and cannot be reused; 0 where the lines are
+    `moved`. Of `requests` with this text `changed` brought another version. `reason` says why nothing was moved
+    although it was asked for.
     """
 
     lines: tuple[VolatileLine, ...]
@@ -125,41 +108,6 @@ class VolatileCounts:
     lost_tokens: int = 0
 
 
-class _Text:
-    """One system text: its versions, and what it is found by."""
-
-    def __init__(self, text_id: int, text: str, lines: Sequence[str]) -> None:
-        self.text_id = text_id
-        self.versions = Versions(lines)
-        self.last = hash(text)
-        self.by_words = len(text) <= _BY_WORDS_CHARS or len(lines) < _BY_WORDS_LINES
-        self.features = _features(text, lines, self.by_words)
-        self.features_chars = sum(map(len, self.features))
-        self.loose = False
-        self.moving = False
-        self.told = False
-        # (hash of a text, its tokens): what stands behind the first change is the same from request to request.
-        self.behind = (0, 0)
-
-
-class _Sight:
-    """A text that is to be found again, its features made once."""
-
-    def __init__(self, text: str, lines: Sequence[str]) -> None:
-        self.text, self.lines = text, lines
-        self.hash = hash(text)
-        self._features: dict[bool, tuple[frozenset[str], int]] = {}
-
-    def shared(self, known: _Text) -> float:
-        """0 to 1: characters of the lines (of a short text: words) in both, of those of the larger."""
-        if known.by_words not in self._features:
-            features = _features(self.text, self.lines, known.by_words)
-            self._features[known.by_words] = (features, sum(map(len, features)))
-        features, chars = self._features[known.by_words]
-        most = max(chars, known.features_chars)
-        return sum(map(len, features & known.features)) / most if most else 0.0
-
-
 class SystemTexts:
     """What is remembered of system texts, by tenant and model: nothing of one is compared with another's.
 
@@ -168,7 +116,7 @@ class SystemTexts:
 
     def __init__(self, mode: VolatileMode) -> None:
         self._mode = mode
-        self._known: OrderedDict[tuple[str, str], list[_Text]] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], list[KnownText]] = OrderedDict()
         self._chars: dict[tuple[str, str], int] = {}
         self._kept_chars = 0
         self._made = 0
@@ -197,7 +145,7 @@ class SystemTexts:
         if self._mode == "off" or not text:
             return UNSEEN
         key = (tenant, model)
-        looked_at, rest = _bounded(text)
+        looked_at, rest = bounded_text(text)
         known = self._found(key, looked_at)
         observed = self._observed(known, text, rest, count)
         self._bound(key)
@@ -217,7 +165,7 @@ class SystemTexts:
             _tell(tenant, model, report)
         return report
 
-    def _found(self, key: tuple[str, str], text: str) -> _Text:
+    def _found(self, key: tuple[str, str], text: str) -> KnownText:
         """The text that this is a version of, with this version; the last one of its list."""
         texts = self._known.setdefault(key, [])
         self._known.move_to_end(key)
@@ -227,11 +175,11 @@ class SystemTexts:
                 known.versions.same()
                 break
         else:
-            sight = _Sight(text, text.split("\n"))
-            nearest = _nearest(texts, sight)
+            sight = Sight(text, text.split("\n"))
+            nearest = nearest_text(texts, sight)
             if nearest is None:
                 self._made += 1
-                known = _Text(self._made, text, sight.lines)
+                known = KnownText(self._made, text, sight.lines)
                 texts.append(known)
             else:
                 known = nearest
@@ -242,7 +190,7 @@ class SystemTexts:
         del texts[:-MOST_TEXTS]
         return known
 
-    def _observed(self, known: _Text, text: str, rest: str, count: Callable[[str], int]) -> Observed:
+    def _observed(self, known: KnownText, text: str, rest: str, count: Callable[[str], int]) -> Observed:
         versions = known.versions
         moving = list(versions.established()) if self._mode == "move" else []
         shown = moving or list(versions.volatile())
@@ -295,47 +243,6 @@ def volatile_metrics(metrics: Metrics, texts: SystemTexts) -> None:
     metrics.gauge("headstart_volatile_requests", "Requests with such a text", lambda: counts.requests)
     metrics.gauge("headstart_volatile_requests_moved", "Of these, moved", lambda: counts.moved)
     metrics.gauge("headstart_volatile_lost_tokens", "Stable tokens not reused", lambda: counts.lost_tokens)
-
-
-def _nearest(texts: list[_Text], sight: _Sight) -> _Text | None:
-    """None for a text of its own. Texts that each came once and share a good half are made versions of one."""
-    scored: list[tuple[float, int]] = []
-    for place in reversed(range(len(texts))):
-        share = sight.shared(texts[place])
-        if share >= SURE:
-            return texts[place]
-        scored.append((share, place))
-    if not scored:
-        return None
-    share, place = max(scored)
-    if share >= NEAR or (texts[place].loose and share >= FAR):
-        return texts[place]
-    scored.sort(reverse=True)
-    singles = [texts[place] for share, place in scored if share >= FAR and texts[place].versions.requests == 1]
-    if len(singles) < SINGLES:
-        return None
-    for other in singles[1:]:
-        texts.remove(other)
-    singles[0].loose = True
-    return singles[0]
-
-
-def _features(text: str, lines: Sequence[str], by_words: bool) -> frozenset[str]:
-    """What versions of one text share: lines, or words whose numbers do not count."""
-    if not by_words:
-        return frozenset(lines)
-    return frozenset(_DIGITS.sub("0", text[:_BY_WORDS_CHARS]).split())
-
-
-def _bounded(text: str) -> tuple[str, str]:
-    """Whole lines within the bounds, and the rest."""
-    if len(text) <= MOST_CHARS and text.count("\n") < MOST_LINES:
-        return text, ""
-    end = text.rfind("\n", 0, MOST_CHARS)
-    end = MOST_CHARS if end < 0 else end
-    lines = text[:end].split("\n", MOST_LINES)
-    looked_at = "\n".join(lines[:MOST_LINES])
-    return looked_at, text[len(looked_at) :]
 
 
 def _shown(places: Sequence[Changing]) -> tuple[VolatileLine, ...]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from prompt_builder.labels import FACTS_MARK
 
+LEAST_WRAPPED_CHARS = 60
+
 _FENCE = re.compile(r"\s*(```+|~~~+)")
 _ITEM = re.compile(r"\s*(?:[-*+•·]|\d{1,3}[.)]|[a-zA-Z][.)])\s")
 _SENTENCE_END = re.compile(r"[.!?:;…。！？：；]['\")\]*_`]*\s*$")
@@ -132,5 +134,5 @@ def _announces(line: str) -> bool:
 
 
 def _goes_on(line: str, following: str) -> bool:
-    """Whether a sentence wraps from one line to the next; a script without small letters shows none."""
-    return bool(line.strip()) and following[:1].islower() and not _SENTENCE_END.search(line)
+    """Whether a sentence wraps near a margin to the next line; a script without small letters shows none."""
+    return len(line) >= LEAST_WRAPPED_CHARS and following[:1].islower() and not _SENTENCE_END.search(line)

@@ -198,8 +198,9 @@ def test_a_block_is_moved_whole_with_the_line_that_announces_it() -> None:
 
 
 def test_a_sentence_that_wraps_is_moved_whole() -> None:
-    wrapped = ["Be brief.", "The user, Ada, writes at 12:00 from a", "harbour in the north.", "Be kind."]
-    assert split(wrapped, {1}).stays == "Be brief.\nBe kind."
+    wrapped = ["The user, Ada, writes to you at 12:00 from the office of the", "harbour master in the north."]
+    assert split(["Be brief.", *wrapped, "Be kind."], {1}).stays == "Be brief.\nBe kind."
+    assert split(["be brief", "time: 12:00", "be kind"], {1}).stays == "be brief\nbe kind"
 
 
 def test_a_fence_or_bracket_that_nobody_closes_takes_nothing_along() -> None:
