@@ -27,7 +27,9 @@ from gateway.folding import Folder, FoldSettings, fold_metrics
 from gateway.http import AsgiApp, Receive, Scope, Send
 from gateway.metrics import Metrics
 from gateway.models import Models
+from gateway.peers import Worker
 from gateway.pipeline import Pipeline
+from gateway.prefix import PrefixBreaks
 from gateway.reload import Reread
 from gateway.replica_metrics import replica_gauges
 from gateway.replicas import Replicas
@@ -36,21 +38,23 @@ from gateway.routes.console import console_router
 from gateway.routes.dependencies import BodyLimits
 from gateway.routes.files import files_router
 from gateway.routes.models import models_router
-from gateway.routes.operations import operations_router
+from gateway.routes.operations import operations_peers, operations_router
 from gateway.routes.plan import plan_router
 from gateway.routes.replicas import replicas_router
 from gateway.routes.vector_stores import vector_stores_router
 from gateway.serving import LiveRenderer
 from gateway.settings import Settings
+from gateway.shared_chunks import SharedCompanions
+from gateway.sharing import Sharing
+from gateway.sharing_metrics import sharing_metrics
 from gateway.tenants import load_salt_secret, load_tenants
 from gateway.turns import ChatDefaults
 from gateway.volatile import SystemTexts, volatile_metrics
 from gateway.wire import from_errors
-from prompt_builder.companions import Companions
 from prompt_builder.transcripts import Transcripts
 from retrieval.database import Database
 from retrieval.embedding import SentenceEmbedder
-from retrieval.folder import owned_folder
+from retrieval.folder import usable_folder
 from retrieval.index import Indexes
 from retrieval.ingestion import Ingestor
 from retrieval.records import ChunkingStrategy
@@ -62,10 +66,11 @@ log = logging.getLogger("headstart")
 _ROUTE_ERRORS = {404: ErrorKind.NOT_FOUND, 405: ErrorKind.METHOD}
 
 
-def create_app(settings: Settings, reread: Reread | None = None) -> AsgiApp:
+def create_app(settings: Settings, reread: Reread | None = None, worker: Worker | None = None) -> AsgiApp:
     """The gateway as an ASGI app; its parts live from the lifespan's start to its end.
 
-    `reread` reads the settings anew, for a process that follows changes of its engines.
+    `reread` reads the settings anew, for a process that follows changes of its engines. `worker` is given to one of
+    several processes behind one port, which share the data folder.
 
     Raises KeyFileError for unusable keys; the lifespan raises EmbeddingModelChanged (see `retrieval.database`).
     """
@@ -76,7 +81,7 @@ def create_app(settings: Settings, reread: Reread | None = None) -> AsgiApp:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            chat.endpoint = await _build(app, settings, reread, stack)
+            chat.endpoint = await _build(app, settings, reread, worker, stack)
             yield
 
     app = FastAPI(title="Headstart", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
@@ -86,9 +91,11 @@ def create_app(settings: Settings, reread: Reread | None = None) -> AsgiApp:
     return Door(app, chat, tenants, open_door=settings.no_auth)
 
 
-async def _build(app: FastAPI, settings: Settings, reread: Reread | None, stack: AsyncExitStack) -> ChatEndpoint:
+async def _build(
+    app: FastAPI, settings: Settings, reread: Reread | None, worker: Worker | None, stack: AsyncExitStack
+) -> ChatEndpoint:
     """Parts in the order in which they lean on each other; the stack takes them down in reverse."""
-    stack.enter_context(owned_folder(settings.data_dir))
+    owner = stack.enter_context(usable_folder(settings.data_dir, shared=worker is not None))
     metrics = Metrics()
     store = _byte_store(settings)
     stack.push_async_callback(store.aclose)
@@ -114,10 +121,12 @@ async def _build(app: FastAPI, settings: Settings, reread: Reread | None, stack:
     stack.push_async_callback(embedder.aclose)
     await embedder.start()
     await asyncio.to_thread(database.bind_embedding_model, embedder.model_id, embedder.dimension)
-    indexes = await stack.enter_async_context(Indexes(database, settings.data_dir, settings.index))
+    indexes = await stack.enter_async_context(Indexes(database, settings.data_dir, settings.index, ownership=owner))
     retriever = Retriever(database, embedder, indexes, settings.previous_turn_weight)
     stack.push_async_callback(retriever.aclose)
-    ingestor = await stack.enter_async_context(Ingestor(database, embedder, renderer, indexes.refresh_soon))
+    ingestor = await stack.enter_async_context(
+        Ingestor(database, embedder, renderer, indexes.refresh_soon, ownership=owner)
+    )
     replicas.on_change(lambda serving: ingestor.renderer_changed())
 
     calls = Calls(settings.calls_kept, metrics)
@@ -133,7 +142,10 @@ async def _build(app: FastAPI, settings: Settings, reread: Reread | None, stack:
     app.include_router(files_router(database, bodies))
     app.include_router(vector_stores_router(database, ingestor, retriever, bodies, chunking))
     app.include_router(models_router(replicas, database))
-    app.include_router(operations_router(replicas, metrics, calls, store.health, indexes.counters))
+    peers = None
+    if worker is not None:
+        peers = await stack.enter_async_context(operations_peers(worker, metrics, calls))
+    app.include_router(operations_router(replicas, metrics, calls, store.health, indexes.counters, peers))
     app.include_router(replicas_router(replicas, lambda name: None))
     app.include_router(console_router())
 
@@ -145,26 +157,34 @@ async def _build(app: FastAPI, settings: Settings, reread: Reread | None, stack:
     folds = FoldSettings(
         settings.summary, settings.fold_high_tokens, settings.fold_low_tokens, prewarm=settings.prewarm
     )
-    folder = await stack.enter_async_context(Folder(transcripts, folds))
+    breaks = PrefixBreaks(metrics)
+    replicas.on_arrival(lambda replica: None, breaks.forget)
+    folder = await stack.enter_async_context(Folder(transcripts, breaks, folds))
     fold_metrics(metrics, folder)
     system_texts = SystemTexts(settings.volatile)
     volatile_metrics(metrics, system_texts)
+    companions = SharedCompanions()
+    if settings.redis_url:
+        sharing = await stack.enter_async_context(Sharing(settings.redis_url, lambda: replicas.all, companions))
+        companions.tell = sharing.chosen
+        sharing_metrics(metrics, sharing)
     pipeline = Pipeline(
         replicas=replicas,
         models=Models(replicas, database.stores),
         retriever=retriever,
         transcripts=transcripts,
         files=database.store_files,
-        companions=Companions(),
+        companions=companions,
         metrics=metrics,
         budgets=Budgets(database.stores, settings.ttft_budget_ms, settings.budget_policy == "strict"),
         folder=folder,
+        breaks=breaks,
         system_texts=system_texts,
         defaults=ChatDefaults(settings.top_k, settings.min_answer_tokens),
     )
-    app.include_router(plan_router(pipeline, replicas, admission.enter, bodies))
+    app.include_router(plan_router(pipeline, replicas, breaks, admission.enter, bodies))
     # Last of all: the work of starting would be in its measurements.
-    await stack.enter_async_context(Calibrators(replicas, session, settings, limits, ingestor))
+    await stack.enter_async_context(Calibrators(replicas, session, settings, limits, ingestor, lambda: owner.owned))
     return ChatEndpoint(
         pipeline,
         admission,

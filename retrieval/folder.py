@@ -94,6 +94,17 @@ def shared_folder(folder: Path) -> Iterator[SharedOwner]:
 
 
 @contextmanager
+def usable_folder(folder: Path, *, shared: bool) -> Iterator[Ownership]:
+    """The folder for this process alone, or for a worker together with the others. Raises FolderInUse."""
+    if shared:
+        with shared_folder(folder) as worker:
+            yield worker
+    else:
+        with owned_folder(folder) as alone:
+            yield alone
+
+
+@contextmanager
 def set_up_alone(folder: Path) -> Iterator[None]:
     """Waits its turn: tables are made, and the log is switched on, by one process at a time."""
     with _lock_file(folder, "setup") as descriptor:
