@@ -18,6 +18,7 @@ from gateway.calibration import Calibration, CannotCalibrate, Probe, fit_errors,
 from gateway.calibration_steps import MOST_REQUESTS, Bounds, Sample
 from gateway.cli.options import AsJson
 from gateway.cli.terminal import CliError, err, load_settings, out, printable, run
+from gateway.endpoints import parse_endpoints
 from gateway.errors import ApiError
 from gateway.settings import Settings
 from gateway.speed import FOLDER
@@ -48,18 +49,48 @@ class Measured:
 
 def calibrate(
     engine_url: Annotated[
-        str | None, typer.Option("--engine-url", "--url", help="Base URL of the engine, without /v1.")
+        str | None,
+        typer.Option(
+            "--engine-url", "--url", help="Base URL of the engine, without /v1; several separated by commas."
+        ),
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder in which the gateway finds the result.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure how fast the engine is, in a few seconds, and keep it. A running gateway does so by itself."""
     settings = load_settings(engine_url=engine_url, data_dir=data_dir)
+    endpoints = parse_endpoints(settings.engine_url)
+    documents: list[dict[str, Any]] = []
+    noisy: list[str] = []
+    for endpoint in endpoints:
+        if len(endpoints) > 1 and not as_json:
+            out().print(f"{endpoint.name}:", markup=False)
+        measured = _measured_and_kept(settings.model_copy(update={"engine_url": endpoint.url}), quiet=as_json)
+        documents.append({**({"replica": endpoint.name} if len(endpoints) > 1 else {}), **_document(measured)})
+        if not as_json:
+            _print(measured)
+        if measured.noisy:
+            noisy.append(
+                f"Half of the fitted times of '{endpoint.name}' are off by {np.median(measured.errors):.0%} or more: "
+                "the engine was not idle. Nothing of it was kept; try again when nobody uses it."
+            )
+    if as_json:
+        document = documents if len(endpoints) > 1 else documents[0]
+        typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+    if noisy:
+        raise CliError(" ".join(noisy))
+    if not as_json:
+        out().print(f"Kept in {settings.data_dir / FOLDER} for the next 'headstart serve'.", markup=False)
+
+
+def _measured_and_kept(settings: Settings, *, quiet: bool) -> Measured:
+    """Raises CliError."""
     try:
         with owned_folder(settings.data_dir):
-            measured = run(_measure(settings, quiet=as_json))
+            measured = run(_measure(settings, quiet=quiet))
             if not measured.noisy:
                 _keep(settings, measured)
+            return measured
     except FolderInUse:
         raise CliError(
             f"A gateway runs on the data folder {settings.data_dir}. It calibrates the engine by itself while it is "
@@ -67,17 +98,6 @@ def calibrate(
         ) from None
     except OSError as error:
         raise CliError(f"The result cannot be written to {settings.data_dir}: {error.strerror}.") from error
-    if as_json:
-        typer.echo(orjson.dumps(_document(measured), option=orjson.OPT_INDENT_2).decode())
-    else:
-        _print(measured)
-    if measured.noisy:
-        raise CliError(
-            f"Half of the fitted times are off by {np.median(measured.errors):.0%} or more: the engine was not idle. "
-            "Nothing was kept; try again when nobody uses it."
-        )
-    if not as_json:
-        out().print(f"Kept in {settings.data_dir / FOLDER} for the next 'headstart serve'.", markup=False)
 
 
 async def _measure(settings: Settings, *, quiet: bool) -> Measured:

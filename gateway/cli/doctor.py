@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import aiohttp
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gateway.backends.facts import probe_engine
+from gateway.backends.facts import EngineFacts, probe_engine
 from gateway.cli.doctor_checks import (
     Finding,
     check_block,
@@ -28,7 +28,9 @@ from gateway.cli.doctor_local import embedding_finding, redis_finding, storage_f
 from gateway.cli.doctor_tokens import stable_prefix_tokens, tokenizer_finding
 from gateway.cli.options import AsJson
 from gateway.cli.terminal import FAILURE, USAGE, CliError, load_settings, out, printable, run
+from gateway.endpoints import parse_endpoints
 from gateway.engine.progress import Steps
+from gateway.replica_facts import why_refused
 from gateway.settings import Settings
 from gateway.tenants import KeyFileError, load_tenants
 
@@ -36,7 +38,9 @@ MARKS = {"ok": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]"}
 
 
 def doctor(
-    engine_url: Annotated[str | None, typer.Option(help="Base URL of the engine, without /v1.")] = None,
+    engine_url: Annotated[
+        str | None, typer.Option(help="Base URL of the engine, without /v1; several separated by commas.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check engine, tokenizer, Redis, embedding model and data. Exits with 1 when something must be cured."""
@@ -69,24 +73,52 @@ async def examine(settings: Settings) -> list[Finding]:
 
 
 async def engine_findings(settings: Settings, tenants: int) -> list[Finding]:
+    """Of every engine by itself, named where there are several, and whether they are replicas of each other."""
+    endpoints = parse_endpoints(settings.engine_url)
+    findings: list[Finding] = []
+    met: list[EngineFacts] = []
     async with aiohttp.ClientSession() as session:
-        facts = await probe_engine(session, settings.engine_url, settings.engine_api_key, model=settings.model)
-        first = [check_engine(facts)]
-        if not facts.reachable:
-            return first
-        first.append(check_model(facts))
-        if facts.model is None:
-            return first
-        return [
-            *first,
-            check_window(facts),
-            check_block(facts, await stable_prefix_tokens(session, settings, facts)),
-            await tokenizer_finding(session, settings, facts),
-            check_token_ids(facts),
-            check_prompt_details(facts),
-            check_request_metrics(facts),
-            check_cache_salt(facts, tenants),
-        ]
+        for endpoint in endpoints:
+            facts = await probe_engine(session, endpoint.url, settings.engine_api_key, model=settings.model)
+            own = settings.model_copy(update={"engine_url": endpoint.url})
+            found = await _findings_of(session, own, facts, tenants)
+            if len(endpoints) > 1:
+                found = [replace(finding, name=f"{endpoint.name}: {finding.name}") for finding in found]
+                found += check_alike(endpoint.name, facts, met)
+            findings += found
+            met.append(facts)
+    return findings
+
+
+def check_alike(name: str, facts: EngineFacts, met: Sequence[EngineFacts]) -> list[Finding]:
+    """Whether an engine can take the requests of those met before it."""
+    reference = next((other for other in met if other.model is not None), None)
+    refused = why_refused(facts, reference) if reference is not None and facts.reachable else None
+    if refused is None:
+        return []
+    cost, cure = "no request goes there", "serve the same model on all engines of engine_url"
+    return [Finding(f"{name}: replica", "fail", refused, cost, cure)]
+
+
+async def _findings_of(
+    session: aiohttp.ClientSession, settings: Settings, facts: EngineFacts, tenants: int
+) -> list[Finding]:
+    first = [check_engine(facts)]
+    if not facts.reachable:
+        return first
+    first.append(check_model(facts))
+    if facts.model is None:
+        return first
+    return [
+        *first,
+        check_window(facts),
+        check_block(facts, await stable_prefix_tokens(session, settings, facts)),
+        await tokenizer_finding(session, settings, facts),
+        check_token_ids(facts),
+        check_prompt_details(facts),
+        check_request_metrics(facts),
+        check_cache_salt(facts, tenants),
+    ]
 
 
 def show(console: Console, findings: Sequence[Finding]) -> None:

@@ -128,3 +128,15 @@ def test_an_engine_that_takes_no_ids_is_refused_with_what_happens_instead(tmp_pa
 )
 def test_times_are_told_in_the_unit_that_reads_best(seconds: float, text: str) -> None:
     assert told_time(seconds) == text
+
+
+def test_several_engines_are_measured_one_after_the_other_and_kept_each_for_itself(
+    engine: EngineSim, tmp_path: Path
+) -> None:
+    with ThreadedSim(SimConfig(time_scale=SCALE, max_model_len=1024)) as second:
+        urls = f"near={engine.url},far={second.url}"
+        result = CliRunner().invoke(app, ["calibrate", "--url", urls, "--data-dir", str(tmp_path), "--json"])
+        assert result.exit_code == 0, result.output
+        assert [document["replica"] for document in json.loads(result.stdout)] == ["near", "far"]
+        assert asyncio.run(kept_source(tmp_path, engine)) == "kept"
+        assert asyncio.run(kept_source(tmp_path, second)) == "kept"

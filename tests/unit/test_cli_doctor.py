@@ -1,5 +1,6 @@
 """Each finding of the doctor from the facts that cause it, and the local checks on real parts."""
 
+import json
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.backends.facts import EngineFacts
+from gateway.cli.doctor import check_alike
 from gateway.cli.doctor_checks import (
     Finding,
     check_block,
@@ -178,3 +180,21 @@ def test_doctor_without_an_engine_reports_the_rest_and_exits_with_1(
     assert "cure:  start one with 'headstart engine'" in result.stdout
     assert "all-MiniLM-L6-v2, 384 dimensions" in result.stdout
     assert "127.0.0.1" not in result.stdout
+
+
+def test_an_engine_that_cannot_stand_in_for_another_is_a_failure_with_its_name() -> None:
+    other = replace(GOOD, model="large", models=("large",))
+    (finding,) = check_alike("far", other, [GOOD])
+    assert finding.state == "fail"
+    assert finding.name == "far: replica"
+    assert "serves large, not small" in finding.detail
+    assert check_alike("far", GOOD, [GOOD]) == []
+    assert check_alike("near", GOOD, []) == []
+
+
+def test_two_engines_are_examined_by_name(tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    urls = f"near=http://127.0.0.1:{free_port},far=http://127.0.0.1:9"
+    result = CliRunner().invoke(app, ["doctor", "--json", "--engine-url", urls])
+    assert result.exit_code == 1
+    assert {"near: engine", "far: engine"} <= {finding["name"] for finding in json.loads(result.stdout)}
