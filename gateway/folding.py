@@ -14,6 +14,7 @@ from gateway.idle import Abandoned, ask_idle
 from gateway.metrics import Metrics
 from gateway.pacing import Background
 from gateway.planning import plan_prompt
+from gateway.prefix import PrefixBreaks
 from gateway.replica import Replica
 from gateway.turns import Turn
 from prompt_builder.chain import link_of
@@ -98,8 +99,9 @@ class Folder:
     later answer; a finished summary is not asked for again.
     """
 
-    def __init__(self, transcripts: Transcripts, settings: FoldSettings) -> None:
+    def __init__(self, transcripts: Transcripts, breaks: PrefixBreaks, settings: FoldSettings) -> None:
         self._transcripts = transcripts
+        self._breaks = breaks
         self._settings = settings
         self._group = asyncio.TaskGroup()
         self._jobs: OrderedDict[str, _Job] = OrderedDict()
@@ -213,7 +215,7 @@ class Folder:
         folded = transcript.past[: draft.messages]
         after = continued(transcript, turn.plan, answered.answer, PLACEHOLDER)
         prompt = await self._next_prompt(answered, replace(after, summary=draft.summary, folded=draft.messages))
-        await ask_idle(replica, idle, turn, prompt, max_tokens=1)
+        await ask_idle(replica, self._breaks, idle, turn, prompt, max_tokens=1)
         self.counts.prewarmed += 1
         await self._transcripts.keep_fold(
             turn.context.tenant,
@@ -241,7 +243,9 @@ class Folder:
             prompt = await asyncio.to_thread(summary_prompt, turn, messages, at)
             if prompt is not None:
                 try:
-                    told = await ask_idle(answered.replica, idle, turn, prompt, max_tokens=at.prose_tokens)
+                    told = await ask_idle(
+                        answered.replica, self._breaks, idle, turn, prompt, max_tokens=at.prose_tokens
+                    )
                 except ApiError:
                     self._failed(key)
                     raise
@@ -288,7 +292,7 @@ class Folder:
         after = continued(turn.transcript, turn.plan, answer, PLACEHOLDER)
         prompt = await self._next_prompt(answered, after)
         if await asyncio.to_thread(front_to_compute, turn, answer, prompt) >= LEAST_PREWARM_TOKENS:
-            await ask_idle(answered.replica, idle, turn, prompt, max_tokens=1)
+            await ask_idle(answered.replica, self._breaks, idle, turn, prompt, max_tokens=1)
             self.counts.prewarmed += 1
 
 

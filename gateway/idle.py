@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from gateway.answers import read_usage, whole_answer
 from gateway.pacing import Background
 from gateway.payload import engine_body
+from gateway.prefix import PrefixBreaks, plain_told
 from gateway.replica import Replica
 from gateway.timings import EngineUsage
 from gateway.turns import Turn
@@ -30,7 +31,9 @@ class IdleAnswer:
     usage: EngineUsage
 
 
-async def ask_idle(replica: Replica, idle: Background, turn: Turn, prompt: Prompt, max_tokens: int) -> IdleAnswer:
+async def ask_idle(
+    replica: Replica, breaks: PrefixBreaks, idle: Background, turn: Turn, prompt: Prompt, max_tokens: int
+) -> IdleAnswer:
     """A greedy answer to a prompt of this turn's conversation, under its tenant's salt. Raises Abandoned, ApiError.
 
     What it leaves in the engine's cache goes into the replica's residency.
@@ -43,6 +46,8 @@ async def ask_idle(replica: Replica, idle: Background, turn: Turn, prompt: Promp
     try:
         body = whole_answer(await unless_abandoned(idle, replica.backend.complete(payload)))
         usage = read_usage(body)
+        predicted = None if lease is None else lease.cached_tokens
+        breaks.computed(replica, plain_told(prompt, salt), usage.cached_tokens, predicted)
         if residency is not None:
             if lease is not None:
                 residency.reconcile(lease, usage.cached_tokens)

@@ -13,6 +13,7 @@ from gateway.budgets import Budget
 from gateway.context import RequestContext
 from gateway.payload import engine_body
 from gateway.planning import forecast_plain, refuse_if_late
+from gateway.prefix import PrefixBreaks, plain_told
 from gateway.relay import relay_unchanged
 from gateway.replica import Replica
 from gateway.replicas import Replicas
@@ -45,34 +46,46 @@ class Plain:
 
 
 async def pass_through(
-    replicas: Replicas, request: ChatRequest, body: dict[str, Any], context: RequestContext, plain: Plain
+    replicas: Replicas,
+    breaks: PrefixBreaks,
+    request: ChatRequest,
+    body: dict[str, Any],
+    context: RequestContext,
+    plain: Plain,
 ) -> StreamedAnswer | WholeAnswer:
     """Only an answer that the model's window has no room for is cut to fit. Raises ApiError."""
     budget = plain.budget
     fields = engine_body(body, context, plain.served_model, plain.serving, stream=bool(request.stream))
     if _size_bytes(request) > SMALL_BYTES:
-        work, room = await asyncio.to_thread(_measure, replicas, request, context, plain)
+        work, room, prompt = await asyncio.to_thread(_measure, replicas, request, context, plain)
     else:
-        work, room = _measure(replicas, request, context, plain)
+        work, room, prompt = _measure(replicas, request, context, plain)
     refuse_if_late(replicas.hurried(work.forecast, work.deadline_s), budget)
     if room is not None:
         fields.pop("max_completion_tokens", None)
         fields["max_tokens"] = room
     payload = to_json(fields)
-    sent = 0.0
+    sent, since = 0.0, 0
+
+    def observe(replica: Replica, run: Run, usage: EngineUsage) -> None:
+        run.answered(usage)
+        if prompt is not None:
+            told = plain_told(prompt, context.cache_salt, plain.volatile)
+            breaks.answered(replica, told, usage.cached_tokens, run.cached_tokens, since)
+
     if not request.stream:
 
         async def complete(replica: Replica, run: Run) -> bytes:
-            nonlocal sent
-            sent = elapsed_ms(context)
+            nonlocal sent, since
+            sent, since = elapsed_ms(context), breaks.now()
             run.first_token_expected()
             return await replica.backend.complete(payload)
 
-        _, run, raw = await send(replicas, work, context.cache_salt, complete)
+        replica, run, raw = await send(replicas, work, context.cache_salt, complete)
         try:
             answered = whole_answer(raw)
             usage = read_usage(answered)
-            run.answered(usage)
+            observe(replica, run, usage)
             if plain.volatile is not None:
                 raw = to_json({**answered, "headstart": {"volatile": plain.volatile.wire()}})
             return WholeAnswer((), raw, plain_timings(context, budget, run, usage, sent, None))
@@ -80,17 +93,17 @@ async def pass_through(
             run.close()
 
     async def stream_from(replica: Replica, run: Run) -> EngineStream:
-        nonlocal sent
-        sent = elapsed_ms(context)
+        nonlocal sent, since
+        sent, since = elapsed_ms(context), breaks.now()
         return await replica.backend.stream(payload)
 
-    _, run, stream = await send(replicas, work, context.cache_salt, stream_from)
+    replica, run, stream = await send(replicas, work, context.cache_salt, stream_from)
     run.first_token()
     first = elapsed_ms(context)
     answer = StreamedAnswer((), server_timing(queue=run.waited_s * 1000, ttft=first), nothing(), stream, run)
 
     def ended(usage: EngineUsage) -> None:
-        run.answered(usage)
+        observe(replica, run, usage)
         answer.timings = plain_timings(context, budget, run, usage, sent, first)
 
     answer.events = relay_unchanged(stream, request.wants_usage, ended)
@@ -109,8 +122,8 @@ def plain_prompt(request: ChatRequest, serving: Serving, salt: str) -> Prompt | 
 
 def _measure(
     replicas: Replicas, request: ChatRequest, context: RequestContext, plain: Plain
-) -> tuple[Work, int | None]:
-    """What the request asks of the engine, and the largest `max_tokens` that fits where less was asked for.
+) -> tuple[Work, int | None, Prompt | None]:
+    """What the request asks of the engine, the largest `max_tokens` that fits where less was asked for, the prompt.
 
     Takes time with the length of the messages.
     """
@@ -121,7 +134,7 @@ def _measure(
     if prompt is None:
         estimate = Prompt((), (), None, _size_bytes(request) // BYTES_PER_TOKEN + 1, ())
         forecast = next(iter(forecast_plain(estimate, outlooks, clock)), None)
-        return Work(estimate.tokens, None, (), forecast, budget.deadline_s(context), request.n or 1), None
+        return Work(estimate.tokens, None, (), forecast, budget.deadline_s(context), request.n or 1), None, None
     work = Work(
         tokens=prompt.tokens,
         token_ids=prompt.token_ids,
@@ -132,9 +145,9 @@ def _measure(
     )
     window, asked = serving.facts.max_model_len, request.answer_limit
     if window is None or asked is None:
-        return work, None
+        return work, None, prompt
     left = window - prompt.tokens
-    return work, left if 1 <= left < asked else None
+    return work, left if 1 <= left < asked else None, prompt
 
 
 def _size_bytes(request: ChatRequest) -> int:

@@ -20,6 +20,7 @@ from gateway.models import ModelName, Models
 from gateway.passthrough import Plain, pass_through
 from gateway.payload import turn_payload
 from gateway.planning import plan_prompt, refuse_if_late, speed_on, within_total
+from gateway.prefix import FoundBreak, PrefixBreaks, told_of
 from gateway.relay import relay_completed
 from gateway.replica import Replica
 from gateway.replicas import Replicas
@@ -63,6 +64,7 @@ class Pipeline:
         budgets: Budgets,
         folder: Folder,
         system_texts: SystemTexts,
+        breaks: PrefixBreaks,
         defaults: ChatDefaults,
     ) -> None:
         self._replicas = replicas
@@ -75,6 +77,7 @@ class Pipeline:
         self._budgets = budgets
         self._folder = folder
         self._system_texts = system_texts
+        self._breaks = breaks
         self._own_s = OWN_TIME_S
         self._defaults = defaults
 
@@ -84,7 +87,7 @@ class Pipeline:
         """Raises ApiError; RetrievalError for stores and filters that cannot be searched."""
         prepared = await self.prepare(request, context)
         if isinstance(prepared, Plain):
-            return await pass_through(self._replicas, request, body, context, prepared)
+            return await pass_through(self._replicas, self._breaks, request, body, context, prepared)
         refuse_if_late(self._replicas.hurried(prepared.plan.forecast, prepared.work.deadline_s), prepared.budget)
         self._observe(prepared)
         payload = turn_payload(prepared, body)
@@ -237,11 +240,11 @@ class Pipeline:
         self._companions.observe(turn.context.cache_salt.encode(), sent)
 
     async def _stream(self, turn: Turn, payload: bytes) -> StreamedAnswer:
-        sent = 0.0
+        sent, since = 0.0, 0
 
         async def stream_from(replica: Replica, run: Run) -> EngineStream:
-            nonlocal sent
-            sent = elapsed_ms(turn.context)
+            nonlocal sent, since
+            sent, since = elapsed_ms(turn.context), self._breaks.now()
             return await replica.backend.stream(payload)
 
         replica, run, stream = await send(self._replicas, turn.work, turn.context.cache_salt, stream_from)
@@ -261,17 +264,18 @@ class Pipeline:
         ) -> tuple[dict[str, Any], dict[int, list[dict[str, Any]]]]:
             run.answered(usage)
             answer.timings = turn_timings(turn, run, usage, sent, first)
-            return await self._finish(turn, replica, texts, usage, answer.timings)
+            found = self._breaks.answered(replica, told_of(turn), usage.cached_tokens, run.cached_tokens, since)
+            return await self._finish(turn, replica, texts, usage, answer.timings, found)
 
         answer.events = relay_completed(stream, turn.request.wants_usage, finish)
         return answer
 
     async def _complete(self, turn: Turn, payload: bytes) -> WholeAnswer:
-        sent = 0.0
+        sent, since = 0.0, 0
 
         async def complete(replica: Replica, run: Run) -> bytes:
-            nonlocal sent
-            sent = elapsed_ms(turn.context)
+            nonlocal sent, since
+            sent, since = elapsed_ms(turn.context), self._breaks.now()
             run.first_token_expected()
             return await replica.backend.complete(payload)
 
@@ -283,16 +287,23 @@ class Pipeline:
             timings = turn_timings(turn, run, usage, sent, None)
         finally:
             run.close()
+        found = self._breaks.answered(replica, told_of(turn), usage.cached_tokens, run.cached_tokens, since)
         choices = read_choices(body)
         texts = {choice.get("index", 0): choice["message"].get("content") or "" for choice in choices}
-        extension, annotations = await self._finish(turn, replica, texts, usage, timings)
+        extension, annotations = await self._finish(turn, replica, texts, usage, timings, found)
         for choice in choices:
             choice["message"]["annotations"] = annotations.get(choice.get("index", 0), [])
         body["headstart"] = extension
         return WholeAnswer(turn.stores, orjson.dumps(body), timings)
 
     async def _finish(
-        self, turn: Turn, replica: Replica, texts: Mapping[int, str], usage: EngineUsage, timings: Timings
+        self,
+        turn: Turn,
+        replica: Replica,
+        texts: Mapping[int, str],
+        usage: EngineUsage,
+        timings: Timings,
+        prefix: FoundBreak | None,
     ) -> tuple[dict[str, Any], dict[int, list[dict[str, Any]]]]:
         """Citations from what the answers name; the turn goes into the transcripts."""
         chunks = (*turn.plan.references, *turn.plan.chunks)
@@ -307,6 +318,7 @@ class Pipeline:
             "plan": plan_wire(turn.plan, turn.prompt),
             "replica": replica.name,
             "timings": timings.wire(),
+            "prefix": prefix.wire() if prefix else None,
             "volatile": turn.volatile.wire() if turn.volatile else None,
         }
         return extension, {index: annotations_wire(found, chunks) for index, found in named.items()}

@@ -12,7 +12,17 @@ from prometheus_client import Counter
 from cache.sent import Sent, SentView
 from gateway.metrics import Metrics
 from gateway.replica import Replica
-from prompt_builder.breaks import BreakReason, PrefixBreak, Story, find_break, places_to_record
+from gateway.turns import Turn
+from gateway.volatile import VolatileText
+from prompt_builder.breaks import (
+    BreakReason,
+    PrefixBreak,
+    Story,
+    find_break,
+    places_to_record,
+    plain_story,
+    plan_story,
+)
 from prompt_builder.types import Prompt
 
 log = logging.getLogger("headstart.prefix")
@@ -28,6 +38,18 @@ class Told:
     prompt: Prompt
     story: Story
     salt: str
+
+
+def told_of(turn: Turn) -> Told:
+    """A planned prompt."""
+    changes = turn.volatile is not None and not turn.volatile.moved
+    story = plan_story(turn.plan, turn.transcript, turn.prompt, volatile_system=changes)
+    return Told(turn.prompt, story, turn.context.cache_salt)
+
+
+def plain_told(prompt: Prompt, salt: str, volatile: VolatileText | None = None) -> Told:
+    """Messages as they stand."""
+    return Told(prompt, plain_story(prompt, volatile_system=volatile is not None), salt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +117,13 @@ class PrefixBreaks:
             self._count_apart(found, told.prompt)
         return FoundBreak(found, reported_tokens is not None)
 
-    def computed(self, replica: Replica, told: Told, cached_tokens: int | None) -> None:
+    def computed(
+        self, replica: Replica, told: Told, reported_tokens: int | None, predicted_tokens: int | None
+    ) -> None:
         """A prompt of the gateway's own was computed: it counts as sent, and nobody is told of its break."""
+        cached_tokens = (predicted_tokens or 0) if reported_tokens is None else reported_tokens
         if block_size := _block_size(replica):
-            self._record(replica, told, cached_tokens or 0, block_size, self._view(replica, told, self._sent.now()))
+            self._record(replica, told, cached_tokens, block_size, self._view(replica, told, self._sent.now()))
 
     def foretold(self, replica: Replica, told: Told, cached_tokens: int) -> FoundBreak | None:
         """Where a prompt would break if it were sent now."""

@@ -116,7 +116,7 @@ def plain_story(prompt: Prompt, *, volatile_system: bool = False) -> Story:
     """The story of messages that pass through: the last one is the question, those of the system are its text."""
     kinds = [segment.kind for segment in prompt.segments]
     turns = [place for place, kind in enumerate(kinds) if kind == "turn"]
-    if len(turns) == len(prompt.messages):
+    if len(turns) == len(prompt.messages) and all(kind in ("turn", "scaffold") for kind in kinds):
         for place, message in zip(turns, prompt.messages, strict=True):
             if message.role in ("system", "developer"):
                 kinds[place] = "system"

@@ -16,6 +16,8 @@ from gateway.errors import ApiError
 from gateway.http import read_body
 from gateway.passthrough import Plain, plain_prompt
 from gateway.planning import forecast_plain, refuse_if_late
+from gateway.prefix import PrefixBreaks, Told, plain_told, told_of
+from gateway.replica import Replica
 from gateway.routes.dependencies import BodyLimits, Context
 from gateway.turns import Turn, elapsed_ms, rendered_by
 from gateway.wire import ChatRequest, parse_chat
@@ -31,13 +33,19 @@ class Planning(Protocol):
 
 
 class Replicas(Protocol):
+    def get(self, name: str) -> Replica | None: ...
+
     def outlooks(self, salt: str) -> tuple[Outlook, ...]: ...
 
     def hurried(self, forecast: Forecast | None, deadline_s: float | None) -> Forecast | None: ...
 
 
 def plan_router(
-    planning: Planning, replicas: Replicas, slots: Callable[[], AbstractContextManager[None]], limits: BodyLimits
+    planning: Planning,
+    replicas: Replicas,
+    breaks: PrefixBreaks,
+    slots: Callable[[], AbstractContextManager[None]],
+    limits: BodyLimits,
 ) -> APIRouter:
     """`slots` admits a request; planning takes the same threads as chat does."""
     router = APIRouter(tags=["plan"])
@@ -59,6 +67,7 @@ def plan_router(
             "object": "headstart.plan",
             "model": chat.model,
             **found.told,
+            "prefix": _prefix(breaks, replicas, found),
             "volatile": prepared.volatile.wire() if prepared.volatile else None,
             "replicas": [forecast_wire(forecast) for forecast in found.replicas],
             "refusal": _refusal(hurried, prepared.budget),
@@ -75,6 +84,7 @@ class _Found:
     told: dict[str, Any]
     forecast: Forecast | None
     replicas: tuple[Forecast, ...]
+    prompt: Told | None
 
 
 def _planned(turn: Turn, outlooks: tuple[Outlook, ...]) -> _Found:
@@ -92,7 +102,7 @@ def _planned(turn: Turn, outlooks: tuple[Outlook, ...]) -> _Found:
         for forecast in forecast_plain(turn.prompt, outlooks, turn.clock)
         if planned is None or forecast.replica != planned.replica
     ]
-    return _Found(told, planned, (*([planned] if planned else []), *elsewhere))
+    return _Found(told, planned, (*([planned] if planned else []), *elsewhere), told_of(turn))
 
 
 def _plain(chat: ChatRequest, plain: Plain, context: RequestContext, outlooks: tuple[Outlook, ...]) -> _Found:
@@ -106,7 +116,17 @@ def _plain(chat: ChatRequest, plain: Plain, context: RequestContext, outlooks: t
         "alternatives": [],
     }
     forecasts = forecast_plain(prompt, outlooks, clock) if prompt else ()
-    return _Found(told, next(iter(forecasts), None), forecasts)
+    prompted = plain_told(prompt, context.cache_salt, plain.volatile) if prompt else None
+    return _Found(told, next(iter(forecasts), None), forecasts, prompted)
+
+
+def _prefix(breaks: PrefixBreaks, replicas: Replicas, found: _Found) -> dict[str, Any] | None:
+    """Where the prompt would leave what the replica of its plan holds; null where that cannot be foretold."""
+    if found.forecast is None or found.prompt is None:
+        return None
+    replica = replicas.get(found.forecast.replica)
+    foretold = None if replica is None else breaks.foretold(replica, found.prompt, found.forecast.cached_tokens)
+    return None if foretold is None else foretold.wire()
 
 
 def _segment(segment: Segment) -> dict[str, Any]:

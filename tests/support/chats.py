@@ -17,8 +17,10 @@ from gateway.budgets import Budget
 from gateway.context import RequestContext
 from gateway.folding import Folder, FoldSettings
 from gateway.messages import read_conversation
+from gateway.metrics import Metrics
 from gateway.payload import turn_payload
 from gateway.planning import plan_prompt
+from gateway.prefix import PrefixBreaks
 from gateway.replica import Replica
 from gateway.replicas import Replicas
 from gateway.settings import Settings
@@ -173,5 +175,5 @@ async def chats_of(
     }
     async with EngineSim(SimConfig(**given)) as sim, replicas_of(sim, folder, model_dir) as replicas:
         transcripts = Transcripts(MemoryStore(2**24), 1000.0)
-        async with Folder(transcripts, fold) as folder_:
+        async with Folder(transcripts, PrefixBreaks(Metrics()), fold) as folder_:
             yield Chats(sim, replicas, folder_, transcripts)
