@@ -4,8 +4,9 @@ import gc
 import ipaddress
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -15,12 +16,15 @@ import typer
 import uvicorn
 
 from gateway.cli.http_guard import BoundedHeadProtocol
-from gateway.cli.terminal import FAILURE, USAGE, CliError, given, load_settings
+from gateway.cli.terminal import FAILURE, USAGE, CliError, err, given, load_settings
 from gateway.http import AsgiApp, AsgiMessage, Receive, Scope, Send
 from gateway.logs import configure
+from gateway.peers import Worker
 from gateway.reload import Reread
 from gateway.settings import Settings
 from gateway.tenants import KeyFileError, load_tenants
+from gateway.workers import Supervisor, WorkerFailed
+from retrieval.folder import FolderInUse, supervised_folder
 
 SHUTDOWN_LIMIT_S = 15
 KEEP_ALIVE_S = 75
@@ -37,16 +41,65 @@ def serve(
     no_auth: Annotated[
         bool, typer.Option("--no-auth", help="Allow an address other than loopback without keys.")
     ] = False,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that serve the port together.")] = 1,
 ) -> None:
     """Start the gateway. Settings come from HEADSTART_* variables and headstart.toml; options win."""
     options = given(host=host, port=port, engine_url=engine_url, data_dir=data_dir, no_auth=True if no_auth else None)
     settings = load_settings(**options)
     refuse_open_door(settings)
+    if workers > 1:
+        refuse_strangers(settings)
     listener = bind(settings.host, settings.port)
+    reread = partial(Settings, **options)
     try:
-        run_server(settings, listener, partial(Settings, **options))
+        if workers > 1:
+            run_workers(workers, ServeWorker(settings, listener, reread))
+        else:
+            run_server(settings, reread, AnnouncingServer, listener)
     finally:
         listener.close()
+
+
+def refuse_strangers(settings: Settings) -> None:
+    """Raises CliError (2) when workers could not tell each other anything."""
+    if not settings.redis_url:
+        raise CliError(
+            "Several workers share conversations, and what each engine holds, through Redis: set "
+            "HEADSTART_REDIS_URL, or leave --workers out.",
+            USAGE,
+        )
+
+
+def run_workers(count: int, serve_worker: "ServeWorker") -> None:
+    """Raises CliError (1) when the data folder is in use, and ends with status 1 when a worker cannot start."""
+    url = url_of(serve_worker.listener)
+    supervisor = Supervisor(count, serve_worker, lambda: announce(url), stop_limit_s=2 * SHUTDOWN_LIMIT_S)
+    try:
+        with supervised_folder(serve_worker.settings.data_dir):
+            supervisor.run()
+    except (FolderInUse, OSError) as error:
+        raise CliError(f"The gateway cannot start: {error}") from error
+    except WorkerFailed as failed:
+        raise typer.Exit(FAILURE) from failed
+
+
+@dataclass(frozen=True, slots=True)
+class ServeWorker:
+    """What one worker's process does: the gateway on the port that all of them accept on."""
+
+    settings: Settings
+    listener: socket.socket
+    reread: Reread
+
+    def __call__(self, worker: Worker, ready: Callable[[], None]) -> None:
+        def server_of(config: uvicorn.Config, url: str) -> "WorkerServer":
+            return WorkerServer(config, ready)
+
+        try:
+            run_server(self.settings, self.reread, server_of, self.listener, worker)
+        except CliError as error:
+            err().print(f"headstart: {error.message}", markup=False, soft_wrap=True)
+            raise SystemExit(error.exit_code) from error
 
 
 def refuse_open_door(settings: Settings) -> None:
@@ -93,7 +146,13 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def run_server(settings: Settings, listener: socket.socket, reread: Reread) -> None:
+def run_server(
+    settings: Settings,
+    reread: Reread,
+    server_of: "Callable[[uvicorn.Config, str], GatewayServer]",
+    listener: socket.socket,
+    worker: Worker | None = None,
+) -> None:
     """Serves until SIGINT or SIGTERM, then lets requests end for at most `SHUTDOWN_LIMIT_S`.
 
     SIGHUP, or a change of headstart.toml, has the engines of `reread` instead.
@@ -103,11 +162,11 @@ def run_server(settings: Settings, listener: socket.socket, reread: Reread) -> N
 
     configure(settings.log_format, settings.log_level)
     try:
-        startup = StartupErrors(create_app(settings, reread))
+        startup = StartupErrors(create_app(settings, reread, worker))
     except (KeyFileError, OSError) as error:
         raise CliError(f"The gateway cannot start: {error}") from error
     config = server_config(startup)
-    server = AnnouncingServer(config, url_of(listener))
+    server = server_of(config, url_of(listener))
     try:
         server.run(sockets=[listener])
     except SystemExit as error:
@@ -134,28 +193,22 @@ def server_config(app: AsgiApp) -> uvicorn.Config:
     )
 
 
-class AnnouncingServer(uvicorn.Server):
-    """Says in one line where it listens once it answers, and ends quietly after a signal."""
+class GatewayServer(uvicorn.Server):
+    """Ends quietly after a signal. `answers` is called once, when it does."""
 
-    def __init__(self, config: uvicorn.Config, url: str) -> None:
-        super().__init__(config)
-        self._url = url
+    def answers(self) -> None:
+        raise NotImplementedError
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         if self.started:
             settle_memory()
-            print(f"Headstart listens on {self._url}", flush=True)
+            self.answers()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Some libraries complain at the interpreter's end of objects that were never looked through.
         gc.unfreeze()
         await super().shutdown(sockets=sockets)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if not self.should_exit:
-            print("Headstart stops; a second Ctrl-C does not wait for requests.", file=sys.stderr, flush=True)
-        super().handle_exit(sig, frame)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -163,6 +216,37 @@ class AnnouncingServer(uvicorn.Server):
             yield
             # uvicorn would raise the signal again; to stop when told is a success here.
             self._captured_signals.clear()
+
+
+class AnnouncingServer(GatewayServer):
+    """Says in one line where it listens once it answers."""
+
+    def __init__(self, config: uvicorn.Config, url: str) -> None:
+        super().__init__(config)
+        self._url = url
+
+    def answers(self) -> None:
+        announce(self._url)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            print("Headstart stops; a second Ctrl-C does not wait for requests.", file=sys.stderr, flush=True)
+        super().handle_exit(sig, frame)
+
+
+class WorkerServer(GatewayServer):
+    """Tells its supervisor that it answers."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    def answers(self) -> None:
+        self._ready()
+
+
+def announce(url: str) -> None:
+    print(f"Headstart listens on {url}", flush=True)
 
 
 def settle_memory() -> None:
