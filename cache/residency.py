@@ -14,6 +14,10 @@ from cache.told_blocks import ToldBlocks
 __all__ = ["Lease", "Residency", "ResidencyCounts", "ResidentPrefix", "resident_path"]
 
 
+DENIALS = 8
+"""So many predicted hits in a row of which the engine reports nothing, and it is taken to reuse no prefixes."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResidencyCounts:
     """What was predicted and what the engine said, since the start; `resident_blocks` is of now.
@@ -48,10 +52,13 @@ class Residency:
     Raises ValueError for sizes that are not positive.
     """
 
-    def __init__(self, block_size: int, capacity_blocks: int) -> None:
+    def __init__(self, block_size: int, capacity_blocks: int, reuses: bool = True) -> None:
         if block_size <= 0:
             raise ValueError(f"block_size must be positive, not {block_size}")
         self.block_size = block_size
+        self.reuses = reuses
+        """Whether the engine reuses prefixes at all, as it told or as its reports have shown."""
+        self._denied = 0
         self._queue = BlockQueue(capacity_blocks)
         self.told = ToldBlocks(self._queue)
         self.told_all = False
@@ -80,7 +87,8 @@ class Residency:
         """
         if tree is None or (tree.block_size, tree.salt) != (self.block_size, salt):
             tree = PromptTree(self.block_size, salt)
-        return ResidentPrefix(self._queue.resident, self.block_size, tree.start)
+        resident = self._queue.resident if self.reuses else ()
+        return ResidentPrefix(resident, self.block_size, tree.start)
 
     def begin(self, token_ids: Sequence[int], salt: str = "", hashes: Sequence[bytes] | None = None) -> Lease:
         """A prompt goes to the engine. Every lease must be ended.
@@ -186,6 +194,11 @@ class Residency:
         if cached_tokens is None or lease.reconciled or lease.engine != self._engine:
             return
         lease.reconciled = True
+        if cached_tokens:
+            self.reuses, self._denied = True, 0
+        elif lease.cached_tokens:
+            self._denied += 1
+            self.reuses = self.reuses and self._denied < DENIALS
         counts, predicted = self._counts, lease.cached_tokens
         lacking = cached_tokens < predicted and not self.told_all
         dropped = self._drop_evicted_before(lease, cached_tokens) if lacking else 0
@@ -230,7 +243,8 @@ class Residency:
 
     def _hits(self, lease: Lease) -> list[Block]:
         """Resident blocks at the beginning of its tokens without the last, which is always computed."""
-        return self._queue.hits(lease.hashes[: max(0, lease.tokens - 1) // self.block_size])
+        whole = max(0, lease.tokens - 1) // self.block_size if self.reuses else 0
+        return self._queue.hits(lease.hashes[:whole])
 
     def _admit_waiting(self) -> None:
         while self._waiting and self._admit(self._waiting[0]):

@@ -41,6 +41,7 @@ def read_usage(body: dict[str, Any]) -> EngineUsage:
         output_tokens=_tokens(usage.get("completion_tokens")),
         queue_ms=_milliseconds(metrics.get("queue_time_ms")),
         ttft_ms=_milliseconds(metrics.get("time_to_first_token_ms")),
+        finish_reason=_finish_reason(body.get("choices")),
     )
 
 
@@ -50,6 +51,13 @@ def read_choices(body: dict[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(choices, list) or not all(map(_is_choice, choices)):
         raise ApiError(ErrorKind.BAD_ENGINE, "The engine's answer is not a chat completion.", code="engine_failed")
     return [choice for choice in choices if choice.get("message") is not None]
+
+
+def only_text(body: dict[str, Any]) -> str | None:
+    """The answer of a body with one choice that is text alone."""
+    choices = read_choices(body)
+    message = choices[0]["message"] if len(choices) == 1 else {}
+    return None if message.get("tool_calls") else message.get("content")
 
 
 def _is_choice(choice: object) -> bool:
@@ -136,6 +144,14 @@ def forecast_wire(forecast: Forecast | None) -> dict[str, Any] | None:
         "fits": forecast.fits,
         "next_chunk_ms": _ms(forecast.next_chunk_s),
     }
+
+
+def _finish_reason(choices: object) -> str | None:
+    """That of the only answer."""
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+        return None
+    reason = choices[0].get("finish_reason")
+    return reason if isinstance(reason, str) else None
 
 
 def _ms(seconds: float | None) -> float | None:

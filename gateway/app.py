@@ -145,7 +145,9 @@ async def _build(
     peers = None
     if worker is not None:
         peers = await stack.enter_async_context(operations_peers(worker, metrics, calls))
-    app.include_router(operations_router(replicas, metrics, calls, store.health, indexes.counters, peers))
+    app.include_router(
+        operations_router(replicas, metrics, calls, store.health, indexes.counters, peers, replicas.events)
+    )
     app.include_router(replicas_router(replicas, lambda name: None))
     app.include_router(console_router())
 

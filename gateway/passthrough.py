@@ -4,10 +4,12 @@ Only an answer that is not streamed is told that its system text is volatile, wh
 """
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.answers import read_usage, whole_answer
+from gateway.answer_ids import named_answer
+from gateway.answers import only_text, read_usage, whole_answer
 from gateway.backends.vllm import EngineStream
 from gateway.budgets import Budget
 from gateway.context import RequestContext
@@ -20,6 +22,7 @@ from gateway.replicas import Replicas
 from gateway.runs import Run, Work
 from gateway.sending import send
 from gateway.serving import Serving
+from gateway.streamed_text import StreamedText
 from gateway.timings import EngineUsage, server_timing
 from gateway.turns import StreamedAnswer, WholeAnswer, elapsed_ms, nothing, plain_timings
 from gateway.volatile import VolatileText
@@ -67,8 +70,8 @@ async def pass_through(
     payload = to_json(fields)
     sent, since = 0.0, 0
 
-    def observe(replica: Replica, run: Run, usage: EngineUsage) -> None:
-        run.answered(usage)
+    def observe(replica: Replica, run: Run, usage: EngineUsage, said: Callable[[], str | None]) -> None:
+        run.answered(usage, named_answer(plain.serving.tokenizer, said))
         if prompt is not None:
             told = plain_told(prompt, context.cache_salt, plain.volatile)
             breaks.answered(replica, told, usage.cached_tokens, run.cached_tokens, since)
@@ -85,7 +88,7 @@ async def pass_through(
         try:
             answered = whole_answer(raw)
             usage = read_usage(answered)
-            observe(replica, run, usage)
+            observe(replica, run, usage, lambda: only_text(answered))
             if plain.volatile is not None:
                 raw = to_json({**answered, "headstart": {"volatile": plain.volatile.wire()}})
             return WholeAnswer((), raw, plain_timings(context, budget, run, usage, sent, None))
@@ -102,11 +105,13 @@ async def pass_through(
     first = elapsed_ms(context)
     answer = StreamedAnswer((), server_timing(queue=run.waited_s * 1000, ttft=first), nothing(), stream, run)
 
+    said = StreamedText()
+
     def ended(usage: EngineUsage) -> None:
-        observe(replica, run, usage)
+        observe(replica, run, replace(usage, finish_reason=said.finish_reason()), said.text)
         answer.timings = plain_timings(context, budget, run, usage, sent, first)
 
-    answer.events = relay_unchanged(stream, request.wants_usage, ended)
+    answer.events = relay_unchanged(stream, request.wants_usage, ended, lambda data: run.streamed(said.add(data)))
     return answer
 
 

@@ -9,7 +9,16 @@ from typing import Any, Protocol
 
 import orjson
 
-from gateway.answers import annotations_wire, citations_wire, plan_wire, read_choices, read_usage, whole_answer
+from gateway.answer_ids import named_answer
+from gateway.answers import (
+    annotations_wire,
+    citations_wire,
+    only_text,
+    plan_wire,
+    read_choices,
+    read_usage,
+    whole_answer,
+)
 from gateway.backends.vllm import EngineStream
 from gateway.budgets import Budget, Budgets
 from gateway.context import RequestContext
@@ -26,6 +35,7 @@ from gateway.replica import Replica
 from gateway.replicas import Replicas
 from gateway.runs import Run
 from gateway.sending import send
+from gateway.streamed_text import PassingTokens
 from gateway.timings import EngineUsage, Timings, server_timing
 from gateway.turns import ChatDefaults, StreamedAnswer, Turn, WholeAnswer, elapsed_ms, nothing, turn_timings
 from gateway.volatile import Observed, SystemTexts, leading_system
@@ -258,16 +268,19 @@ class Pipeline:
             ttft=first,
         )
         answer = StreamedAnswer(turn.stores, timing, nothing(), stream, run)
+        passing = PassingTokens()
 
         async def finish(
             texts: Mapping[int, str], usage: EngineUsage
         ) -> tuple[dict[str, Any], dict[int, list[dict[str, Any]]]]:
-            run.answered(usage)
+            run.answered(usage, named_answer(turn.serving.tokenizer, lambda: texts.get(0)))
             answer.timings = turn_timings(turn, run, usage, sent, first)
             found = self._breaks.answered(replica, told_of(turn), usage.cached_tokens, run.cached_tokens, since)
             return await self._finish(turn, replica, texts, usage, answer.timings, found)
 
-        answer.events = relay_completed(stream, turn.request.wants_usage, finish)
+        answer.events = relay_completed(
+            stream, turn.request.wants_usage, finish, lambda data: run.streamed(passing.add(data))
+        )
         return answer
 
     async def _complete(self, turn: Turn, payload: bytes) -> WholeAnswer:
@@ -283,7 +296,7 @@ class Pipeline:
         try:
             body = whole_answer(raw)
             usage = read_usage(body)
-            run.answered(usage)
+            run.answered(usage, named_answer(turn.serving.tokenizer, lambda: only_text(body)))
             timings = turn_timings(turn, run, usage, sent, None)
         finally:
             run.close()

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -17,11 +18,15 @@ Finish = Callable[[Mapping[int, str], EngineUsage], Awaitable[tuple[dict[str, An
 
 
 async def relay_unchanged(
-    stream: EngineStream, wants_usage: bool, on_usage: Callable[[EngineUsage], None]
+    stream: EngineStream,
+    wants_usage: bool,
+    on_usage: Callable[[EngineUsage], None],
+    on_read: Callable[[bytes], object] = len,
 ) -> AsyncGenerator[bytes]:
     """The events byte for byte; only a usage event that the client did not ask for is kept back."""
     async with aclosing(stream.reads()) as reads:
         async for data in reads:
+            on_read(data)
             special = _first_special(data)
             if special is None:
                 yield data
@@ -51,7 +56,9 @@ def _first_special(data: bytes) -> int | None:
     return end_before + 2 if end_before >= 0 else 0
 
 
-async def relay_completed(stream: EngineStream, wants_usage: bool, finish: Finish) -> AsyncGenerator[bytes]:
+async def relay_completed(
+    stream: EngineStream, wants_usage: bool, finish: Finish, on_read: Callable[[bytes], object] = len
+) -> AsyncGenerator[bytes]:
     """The events as they came, but those with a `finish_reason` wait for the usage report and carry the extension.
 
     The wait is one event: the engine sends its usage right after the last choice has finished.
@@ -63,8 +70,10 @@ async def relay_completed(stream: EngineStream, wants_usage: bool, finish: Finis
     last: dict[str, Any] = {}
     async with aclosing(stream.reads()) as reads:
         async for data in reads:
+            on_read(data)
             for event in split_events(data):
                 if event == DONE:
+                    usage = replace(usage, finish_reason=_finish_reason(held))
                     answers = {index: "".join(parts) for index, parts in texts.items()}
                     extension, annotations = await finish(answers, usage)
                     # A stream may end without a `finish_reason`: a chunk without choices carries the extension then.
@@ -92,6 +101,12 @@ async def relay_completed(stream: EngineStream, wants_usage: bool, finish: Finis
                     held.append(chunk)
                 else:
                     yield event
+
+
+def _finish_reason(held: list[dict[str, Any]]) -> str | None:
+    """That of the first answer."""
+    reasons = [choice.get("finish_reason") for chunk in held for choice in chunk["choices"]]
+    return next((reason for reason in reasons if isinstance(reason, str)), None)
 
 
 def _completed(

@@ -10,10 +10,11 @@ import aiohttp
 
 from cache.prompt_tree import PromptTree
 from cache.residency import Residency
-from gateway.backends.facts import EngineFacts, probe_engine
+from gateway.backends.facts import Answer, EngineCaller, EngineFacts, probe_engine
 from gateway.backends.vllm import EngineLimits, VllmBackend
 from gateway.endpoints import Endpoint
 from gateway.health import Health
+from gateway.kv_events import KvEvents
 from gateway.pacing import Pacer, Prefill
 from gateway.runs import Onlooker, Run, Work
 from gateway.settings import Settings
@@ -28,6 +29,7 @@ _ASK_AGAIN_PROBES = 12
 """An engine that answered no probe request so far is asked again at every so many probes."""
 
 _STARTS_REMEMBERED = 4
+_SOURCES_LIMIT_S = 5.0
 
 SEVERAL_ENGINES = (
     "several engines answer at this address in turn, so that what one holds is of no use at the next: "
@@ -65,6 +67,7 @@ class Replica:
         self.facts = EngineFacts(reachable=False)
         self.pacer = Pacer(enabled=settings.pacing, max_queued=settings.max_queued)
         self.residency: Residency | None = None
+        self.events = KvEvents(settings.kv_events, endpoint.url, self._event_sources, lambda: self.residency)
         # The addresses behind one name are taken to be equally fast: a new one begins with what is known.
         self.speed = ReplicaSpeed(settings, engine_url=f"http://{endpoint.host}" if endpoint.host else endpoint.url)
         self.speed.on_change(self.pacer.learned)
@@ -157,6 +160,7 @@ class Replica:
     async def start(self) -> None:
         """Begins to probe, and waits for nothing."""
         await self.speed.__aenter__()
+        await self.events.__aenter__()
         self._task = asyncio.create_task(self._watch(), name=f"probe of {self.name}")
 
     async def __aenter__(self) -> "Replica":
@@ -177,6 +181,7 @@ class Replica:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        await self.events.__aexit__(kind, error, trace)
         await self.speed.__aexit__(kind, error, trace)
 
     async def _watch(self) -> None:
@@ -206,7 +211,7 @@ class Replica:
         given_up = self._inconclusive >= _INCONCLUSIVE_PROBES and self._probes % _ASK_AGAIN_PROBES != 0
         settled = known.reachable and (known.conclusive or given_up)
         facts = await self._asked(chat=not settled)
-        if settled and facts.same_engine(known):
+        if settled and facts.same_engine(known) and facts.prefix_caching in (None, known.prefix_caching):
             self.health.probed(None)
             self._say()
             return
@@ -226,6 +231,12 @@ class Replica:
         self.speed.facts_changed(facts)
         await self._changed(self)
 
+    async def _event_sources(self) -> object:
+        """The engine's word on where it publishes KV events; None where it gives none."""
+        caller = EngineCaller(self._session, self.endpoint.url, self._settings.engine_api_key, self.endpoint.host)
+        answer = await caller.get("/kv_event_sources", _SOURCES_LIMIT_S)
+        return answer.body if isinstance(answer, Answer) and answer.ok else None
+
     async def _asked(self, *, chat: bool) -> EngineFacts:
         facts = await probe_engine(
             self._session,
@@ -235,6 +246,8 @@ class Replica:
             chat=chat,
             host=self.endpoint.host,
         )
+        if facts.reachable and self.residency is not None and not self.residency.reuses:
+            facts = replace(facts, prefix_caching=False)
         # Of several processes in turn each would look like a restart.
         return replace(facts, started_s=None) if self.several_engines else facts
 
@@ -243,6 +256,7 @@ class Replica:
         same_process = facts.started_s is not None and facts.started_s == known.started_s
         if not same_process or not replace(facts, reachable=True).same_engine(replace(known, reachable=True)):
             self.residency = None if self.several_engines else _residency_of(facts)
+            self.events.renew()
         if facts.started_s is None or same_process:
             return
         if facts.started_s in self._starts:
@@ -266,4 +280,4 @@ def _residency_of(facts: EngineFacts) -> Residency | None:
     """The engine never uses its first block. Of an engine that does not tell its blocks nothing is believed."""
     if facts.block_size is None or facts.num_blocks is None or facts.num_blocks < 2:
         return None
-    return Residency(facts.block_size, facts.num_blocks - 1)
+    return Residency(facts.block_size, facts.num_blocks - 1, reuses=facts.prefix_caching is not False)

@@ -43,6 +43,7 @@ def merged_facts(facts: Sequence[EngineFacts]) -> EngineFacts:
         token_ids_accepted=_all_have([one.token_ids_accepted for one in facts]),
         tokenize=all(one.tokenize for one in facts),
         cache_salt=_all_have([one.cache_salt for one in facts]),
+        prefix_caching=_all_have([one.prefix_caching for one in facts]),
         per_request_metrics=_all_have([one.per_request_metrics for one in facts]),
         started_s=None,
     )

@@ -56,6 +56,27 @@ def _figures() -> Mapping[tuple[str, str], Read]:
         ("headstart_reported_cached_tokens", "Cached tokens of these prompts as the engine reported"): (
             _count("reported_tokens")
         ),
+        ("headstart_kv_events_consistent", "1 while KV events tell all that the engine holds, NaN without events"): (
+            lambda replica: (
+                math.nan if replica.events.state.name == "off" else replica.events.state.name == "consistent"
+            )
+        ),
+        ("headstart_kv_events_degraded_seconds", "How long KV events have not told all that the engine holds"): (
+            lambda replica: replica.events.degraded_s
+        ),
+        ("headstart_kv_event_batches", "Batches of KV events that were read"): _events("batches"),
+        ("headstart_kv_events_malformed", "KV events that could not be read"): _events("malformed"),
+        ("headstart_kv_event_gaps", "Times that batches of KV events were missing"): _events("gaps"),
+        ("headstart_kv_event_batches_lost", "Batches of KV events that no replay brought back"): (
+            _events("lost_batches")
+        ),
+        ("headstart_kv_event_restarts", "Restarts of the engine that its KV events showed"): _events("restarts"),
+        ("headstart_kv_event_blocks_unknown", "Blocks of KV events whose parent or salt is not known"): (
+            lambda replica: replica.events.mapped.unknown_blocks
+        ),
+        ("headstart_kv_event_collisions", "Block hashes of the engine that named two contents"): (
+            lambda replica: replica.events.mapped.collisions
+        ),
         ("headstart_prefill_fixed_seconds", "Fitted fixed cost of a prefill"): (
             _speed(lambda speed: speed.prefill.fixed_s)
         ),
@@ -91,6 +112,10 @@ def _count(name: str) -> Read:
         return 0.0 if residency is None else float(getattr(residency.counts(), name))
 
     return figure
+
+
+def _events(name: str) -> Read:
+    return lambda replica: float(getattr(replica.events.counts, name))
 
 
 def _speed(read: Callable[[SpeedEstimate], float]) -> Read:

@@ -13,6 +13,7 @@ from gateway.backends.vllm import EngineLimits
 from gateway.budgets import QUEUE_FULL
 from gateway.endpoints import Endpoint, parse_endpoints
 from gateway.errors import ApiError, ErrorKind
+from gateway.kv_events import KvEvents
 from gateway.pacing import QueueFull
 from gateway.replica import Replica
 from gateway.replica_facts import merged_facts, why_refused
@@ -73,6 +74,10 @@ class Replicas:
     def all(self) -> tuple[Replica, ...]:
         """In the order in which they came; those that drain last."""
         return tuple(self._replicas.values())
+
+    def events(self) -> dict[str, KvEvents]:
+        """The KV events of each replica, by its name."""
+        return {replica.name: replica.events for replica in self.all}
 
     def get(self, name: str) -> Replica | None:
         return self._replicas.get(name)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cache.residency import Lease, Residency
+from gateway.answer_ids import NamedAnswer, name_soon
 from gateway.queueing import Prefill
 from gateway.tickets import Ticket
 from gateway.timings import EngineUsage
@@ -73,6 +74,8 @@ class Run:
         self._closed = closed
         self._onlooker = onlooker
         self._usage: EngineUsage | None = None
+        self._answer: NamedAnswer | None = None
+        self._next_block_tokens = 0
         self._clock = clock
         self._lease: Lease | None = None
         if residency is not None and work.token_ids is not None:
@@ -121,10 +124,25 @@ class Run:
         forecast = self.work.forecast
         self._ticket.first_token_expected(forecast.safe_prefill_s if forecast is not None else 0.0)
 
-    def answered(self, usage: EngineUsage) -> None:
-        """The answer is complete: what was predicted meets what the engine reports."""
+    def streamed(self, tokens: int) -> None:
+        """So many tokens of the answer have come by now: each block that they begin evicts another."""
+        if tokens < self._next_block_tokens or self._residency is None or self._lease is None:
+            return
+        lease, size = self._lease, self._residency.block_size
+        if tokens > 0:
+            self._residency.answered(lease, tokens)
+        self._next_block_tokens = size - (lease.prompt_tokens - 1) % size
+        while self._next_block_tokens <= tokens:
+            self._next_block_tokens += size
+
+    def answered(self, usage: EngineUsage, answer: NamedAnswer | None = None) -> None:
+        """The answer is complete: what was predicted meets what the engine reports.
+
+        `answer` is what was said, where it is text alone: its ids are found out after the run's end.
+        """
         ended_s = self._clock()
         self._usage = usage
+        self._answer = answer if self.work.choices == 1 else None
         self._settle(usage)
         if self._first_s is None or self.work.choices != 1:
             return
@@ -151,6 +169,9 @@ class Run:
             onlooker.ended(self, self._usage)
         if self._residency is not None and self._lease is not None:
             self._residency.end(self._lease)
+            if self._answer is not None and self._usage is not None:
+                answer, self._answer = self._answer, None
+                name_soon(self._residency, self._lease, answer, self._usage)
 
     def _settle(self, usage: EngineUsage) -> None:
         if self._residency is None:
@@ -158,7 +179,7 @@ class Run:
         if self._lease is not None:
             self._residency.reconcile(self._lease, usage.cached_tokens)
             if usage.output_tokens is not None:
-                self._residency.generated_unknown(self._lease, usage.output_tokens)
+                self._residency.answered(self._lease, usage.output_tokens)
         elif usage.prompt_tokens is not None:
             computed = usage.prompt_tokens - (usage.cached_tokens or 0)
             self._residency.ran_unknown(computed + (usage.output_tokens or 0))

@@ -13,7 +13,7 @@ from prompt_builder.memo import MemoTokenizer
 from prompt_builder.planner import Planner
 from prompt_builder.template import ChatTemplate, NoTemplate
 from prompt_builder.tokenizer import EstimateTokenizer, NoTokenizer, load_tokenizer
-from prompt_builder.types import Tokenizer
+from prompt_builder.types import Message, Tokenizer
 from retrieval.types import RenderedChunk
 
 log = logging.getLogger("headstart.serving")
@@ -86,7 +86,7 @@ def _serving(settings: Settings, facts: EngineFacts, tokenizer: Tokenizer, templ
             pin_last=settings.pin_last,
         ),
         builder=PromptBuilder(tokenizer, template, settings.instructions, block_tokens),
-        missing=tuple(_missing(facts, tokenizer, template)),
+        missing=(*_missing(facts, tokenizer, template), *_large_blocks(facts, settings, tokenizer, template)),
     )
 
 
@@ -167,6 +167,8 @@ def _missing(facts: EngineFacts, tokenizer: Tokenizer, template: ChatTemplate | 
             "cached and uncached tokens are unknown",
             "start vLLM with --enable-prompt-tokens-details",
         )
+    if facts.prefix_caching is False:
+        yield Missing("prefix caching", "every prompt is computed whole", "start vLLM with --enable-prefix-caching")
     if facts.cache_salt is False:
         yield Missing("cache salt", "tenants share the engine's prefix cache", "use an engine that takes cache_salt")
     if facts.per_request_metrics is False:
@@ -174,6 +176,24 @@ def _missing(facts: EngineFacts, tokenizer: Tokenizer, template: ChatTemplate | 
             "request metrics",
             "queueing in the engine counts as prefill",
             "start vLLM with --enable-per-request-metrics",
+        )
+
+
+def _large_blocks(
+    facts: EngineFacts, settings: Settings, tokenizer: Tokenizer, template: ChatTemplate | None
+) -> Iterator[Missing]:
+    """Only whole blocks are reused: a front that is shorter than one is computed anew in every request."""
+    if not facts.reachable or facts.block_size is None or not tokenizer.exact or template is None:
+        return
+    front = PromptBuilder(tokenizer, template, "", facts.block_size).passthrough(
+        [Message("system", settings.instructions)], ""
+    )
+    if facts.block_size > front.tokens:
+        yield Missing(
+            "small blocks",
+            f"the engine's blocks have {facts.block_size} tokens and the instructions with their scaffolding "
+            f"{front.tokens}: unless a system text fills the block, the front of a prompt is never reused",
+            "start vLLM with a smaller --block-size where the model allows it, or give a longer system text",
         )
 
 

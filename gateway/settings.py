@@ -13,6 +13,7 @@ from pydantic_settings import (
 )
 
 from gateway.endpoints import parse_endpoints
+from gateway.event_sources import check_setting
 
 
 def default_cache_dir() -> Path:
@@ -80,6 +81,11 @@ class Settings(BaseSettings):
     )
     answer_timeout_s: float = Field(
         600.0, gt=0, description="Limit for a whole answer that is not streamed, in seconds."
+    )
+    kv_events: str = Field(
+        "auto",
+        description="KV events of the engine: `auto` follows them where it offers them, `off` does not; or "
+        "`tcp://HOST:PORT`, and after a comma that of the replay socket; `*` is the engine's host.",
     )
     probe_interval_s: float = Field(5.0, gt=0, description="Time between health probes of the engine, in seconds.")
     dns_refresh_s: float = Field(
@@ -195,6 +201,11 @@ class Settings(BaseSettings):
         """The message never repeats the value: it may hold a secret."""
         parse_endpoints(url)
         return url
+
+    @field_validator("kv_events")
+    @classmethod
+    def kv_events_are_addresses(cls, value: str) -> str:
+        return check_setting(value)
 
     @classmethod
     def settings_customise_sources(

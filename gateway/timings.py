@@ -7,13 +7,14 @@ from latency.speed import Forecast
 
 @dataclass(frozen=True, slots=True)
 class EngineUsage:
-    """What the engine reported. None is unknown, never 0."""
+    """What the engine reported. None is unknown, never 0. `finish_reason` is that of the only answer."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
     queue_ms: float | None = None
     ttft_ms: float | None = None
+    finish_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ class EngineFacts:
     error: str | None = None
     probe_ids: tuple[int, ...] | None = None
     started_s: float | None = None
+    prefix_caching: bool | None = None
 
     @property
     def conclusive(self) -> bool:
@@ -70,6 +71,7 @@ class EngineFacts:
             (self.num_blocks, other.num_blocks),
             (self.probe_ids, other.probe_ids),
             (self.started_s, other.started_s),
+            (self.prefix_caching, other.prefix_caching),
         )
         return all(mine == theirs for mine, theirs in pairs if mine is not None and theirs is not None)
 
@@ -138,6 +140,7 @@ async def probe_engine(
         tokenize=probe_ids is not None,
         probe_ids=probe_ids,
         started_s=read_started(told),
+        prefix_caching=read_prefix_caching(told),
     )
     return await _probe_chat(caller, facts, chat_timeout_s) if chat else facts
 
@@ -256,6 +259,13 @@ def read_cache_config(metrics: str) -> tuple[int | None, int | None]:
     line = _CACHE_CONFIG.search(metrics)
     labels = dict(_LABEL.findall(line.group(1))) if line else {}
     return _int(labels.get("block_size")), _int(labels.get("num_gpu_blocks"))
+
+
+def read_prefix_caching(metrics: str) -> bool | None:
+    """Whether the engine reuses prefixes, from its Prometheus text; None where it does not tell."""
+    line = _CACHE_CONFIG.search(metrics)
+    told = dict(_LABEL.findall(line.group(1))).get("enable_prefix_caching") if line else None
+    return {"True": True, "False": False}.get(told or "")
 
 
 def read_started(metrics: str) -> float | None:

@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from cache.store import StoreHealth
 from gateway.calls import Calls
 from gateway.errors import ErrorKind
+from gateway.kv_events import KvEvents
 from gateway.metrics import Metrics
 from gateway.peers import Peers, Worker, merged_metrics
 from gateway.routes.dependencies import Context
@@ -21,6 +22,7 @@ from gateway.routes.wire_operations import (
     Readiness,
     call_list,
     engine_state,
+    events_state,
     store_state,
 )
 
@@ -41,8 +43,11 @@ def operations_router(
     store_health: Callable[[], StoreHealth],
     index_counters: Callable[[], Mapping[str, int]],
     peers: Peers | None = None,
+    kv_events: Callable[[], Mapping[str, KvEvents]] = dict,
 ) -> APIRouter:
     """`index_counters` tells by name how often an index was loaded, rebuilt, or found unusable.
+
+    `kv_events` are those of each replica, by its name.
 
     With `peers` metrics and calls are those of all workers.
     """
@@ -65,6 +70,7 @@ def operations_router(
             engine=engine_state(serving, replica.model, replica.speed),
             store=store_state(store_health()),
             indexes=dict(index_counters()),
+            kv_events={name: events_state(events) for name, events in kv_events().items()},
         )
 
     @router.get("/metrics")

@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 from cache.store import StoreHealth
 from gateway.calls import Call
+from gateway.kv_events import KvEvents
 from gateway.serving import Missing, Serving
 from latency.speed import SpeedEstimate, SpeedSource
 
@@ -65,6 +66,14 @@ class EngineState(BaseModel):
     missing: list[MissingFeature]
 
 
+class EventsState(BaseModel):
+    """Of one replica's KV events: `off`, `degraded` for `degraded_s` seconds and why, or `consistent`."""
+
+    state: Literal["off", "degraded", "consistent"]
+    reason: str | None
+    degraded_s: float
+
+
 class StoreState(BaseModel):
     kind: str
     degraded: bool
@@ -78,6 +87,7 @@ class Readiness(BaseModel):
     engine: EngineState
     store: StoreState
     indexes: dict[str, int]
+    kv_events: dict[str, EventsState]
 
 
 class CallList(BaseModel):
@@ -99,6 +109,12 @@ def engine_state(serving: Serving, model: str | None, speed: LearnedSpeed) -> En
         token_exact=serving.token_exact,
         speed=None if speed.estimate is None else speed_state(speed.estimate),
         missing=[MissingFeature(feature=m.feature, cost=m.cost, cure=m.cure) for m in missing],
+    )
+
+
+def events_state(events: KvEvents) -> EventsState:
+    return EventsState(
+        state=events.state.name, reason=events.state.reason, degraded_s=_significant(events.degraded_s)
     )
 
 

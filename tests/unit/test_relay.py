@@ -120,7 +120,7 @@ async def test_c1_the_extension_stands_on_the_chunk_with_the_finish_reason() -> 
     assert usage + b"\n\n" == USAGE
     assert done + b"\n\n" == DONE
     assert finish.answers == {0: "ab"}
-    assert finish.usage == EngineUsage(prompt_tokens=7, output_tokens=2)
+    assert finish.usage == EngineUsage(prompt_tokens=7, output_tokens=2, finish_reason="stop")
 
 
 async def test_c1_with_two_choices_the_extension_comes_once_and_each_has_annotations() -> None:
