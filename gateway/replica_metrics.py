@@ -58,7 +58,7 @@ def _figures() -> Mapping[tuple[str, str], Read]:
         ),
         ("headstart_kv_events_consistent", "1 while KV events tell all that the engine holds, NaN without events"): (
             lambda replica: (
-                math.nan if replica.events.state.name == "off" else replica.events.state.name == "consistent"
+                math.nan if replica.events.state.name == "off" else float(replica.events.state.name == "consistent")
             )
         ),
         ("headstart_kv_events_degraded_seconds", "How long KV events have not told all that the engine holds"): (
