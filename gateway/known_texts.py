@@ -29,8 +29,8 @@ _DIGITS = re.compile(r"\d+")
 class KnownText:
     """One system text: its versions, and what it is found by.
 
-    `loose`: much of it changes. `moving`: its changing lines have been moved. `told`: the log has told of it. `behind` is
-    the hash of the stable text behind the first change, which most requests share, and its tokens.
+    `loose`: much of it changes. `moving`: its changing lines have been moved. `told`: the log has told it. `behind`
+    is the hash of the stable text behind the first change, which most requests share, and its tokens.
     """
 
     def __init__(self, text_id: int, text: str, lines: Sequence[str]) -> None:

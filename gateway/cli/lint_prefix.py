@@ -27,6 +27,9 @@ VOLATILE_CURE = "Put the lines that change behind the stable text, or set HEADST
 MOST_MESSAGES = 1_000_000
 """Messages, as digests, of the requests that a later one may go on from; the oldest requests leave."""
 
+REQUEST_OVERHEAD = 8
+"""What a remembered request takes beside its messages, in messages."""
+
 MOST_TEXT_CHARS = 16 * 2**20
 MOST_ALIKE = 4
 MOST_TEXTS_TOLD = 1000
@@ -120,6 +123,10 @@ class _Sent:
     tools_tokens: int
     messages: "array[int]"
     tokens: "array[int]"
+
+    @property
+    def held(self) -> int:
+        return len(self.messages) + REQUEST_OVERHEAD
 
     @property
     def all_tokens(self) -> int:
@@ -260,12 +267,12 @@ class Linter:
         alike = self._sent.setdefault(key, [])
         self._sent.move_to_end(key)
         alike.append(upto)
-        self._held += len(upto.messages)
+        self._held += upto.held
         if len(alike) > MOST_ALIKE:
-            self._held -= len(alike.pop(0).messages)
+            self._held -= alike.pop(0).held
         while self._held > MOST_MESSAGES and len(self._sent) > 1:
             _, oldest = self._sent.popitem(last=False)
-            self._held -= sum(len(other.messages) for other in oldest)
+            self._held -= sum(other.held for other in oldest)
 
 
 def _history_break(earlier: _Sent, sent: _Sent, shared: int) -> BreakKind:
