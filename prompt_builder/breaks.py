@@ -94,9 +94,9 @@ def plan_story(plan: Plan, transcript: Transcript, prompt: Prompt, *, volatile_s
     turns = [place for place, kind in enumerate(kinds) if kind == "turn"]
     known: set[int] = set()
     stripped: set[int] = set()
-    first = len(transcript.past) - len(plan.past)
+    first = max(0, len(transcript.past) - len(plan.past))
     at = 0
-    for number, message in enumerate(plan.past):
+    for number, (message, original) in enumerate(zip(plan.past, transcript.past[first:], strict=False)):
         is_stripped = number < plan.stripped or plan.rendering == "stripped"
         context = None if is_stripped else message.context
         count = 1 if context is None else len(user_pieces(context, message.content))
@@ -104,7 +104,8 @@ def plan_story(plan: Plan, transcript: Transcript, prompt: Prompt, *, volatile_s
         at += count
         if first + number < transcript.known:
             known.update(own)
-        if is_stripped and message.context is not None:
+        # The plan's own message may have lost its context already.
+        if context is None and original.context is not None:
             stripped.update(own)
     if at != len(turns):
         known, stripped = set(), set()
