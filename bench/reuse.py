@@ -54,11 +54,12 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`topic` is the document that answers, or the conversation that it is from."""
+    """`topic` is the document that answers, or the conversation that it is from; `relevant` are MTRAG's passages."""
 
     store: str
     topic: str
     text: str
+    relevant: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +108,8 @@ async def run(options: Options) -> int:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         engine = await stack.enter_async_context(real_engine(options.extra.engine_url))
-        stores = await _ingested(report, engine, folder, options.quick)
-        questions = in_bursts(_questions(stores, count), BURST, SEED)
+        questions = in_bursts(_questions(count), BURST, SEED)
+        await _ingest(report, engine, folder, questions if options.quick else None)
         sent: dict[str, list[Sent]] = {}
         for arm in ORDERS:
             await _forget(engine)
@@ -130,32 +131,36 @@ def in_bursts(questions: Sequence[Question], burst: int, seed: int) -> list[Ques
     return [question for group in groups for question in group]
 
 
-def _questions(stores: Sequence[str], count: int) -> list[Question]:
+def _questions(count: int) -> list[Question]:
     """Half of each store, as far as they go, whole topics first."""
     handbook = [Question(STORE, question.document, question.text) for question in handbook_questions()]
     conversations: list[Question] = []
     topic = 0
     for asked in mtrag().questions:
         topic += asked.previous is None
-        conversations.append(Question(PASSAGES_STORE, f"conversation {topic}", asked.text))
+        conversations.append(Question(PASSAGES_STORE, f"conversation {topic}", asked.text, asked.relevant))
     handbook.sort(key=lambda question: question.topic)
     half = min(count // 2, len(conversations))
-    some = [*conversations[:half], *handbook[: count - half]]
-    return [question for question in some if question.store in stores]
+    return [*conversations[:half], *handbook[: count - half]]
 
 
 def _settings(folder: Path, engine: RealEngine) -> Settings:
     return settings_for(folder, engine.url, cache_dir=Settings().cache_dir)
 
 
-async def _ingested(report: Report, engine: RealEngine, folder: Path, quick: bool) -> list[str]:
-    """The names of the two stores of a gateway whose data stay in the folder."""
+async def _ingest(report: Report, engine: RealEngine, folder: Path, asked: Sequence[Question] | None) -> None:
+    """The two stores of a gateway whose data stay in the folder; where `asked` is given, only what answers that."""
     passages = folder / "passages"
     passages.mkdir()
-    found = mtrag().passages
-    for number, passage in enumerate(found):
-        (passages / f"{number:03}.txt").write_text(passage.text, encoding="utf-8")
-    documents = {STORE: find_documents([EXAMPLES / STORE]), PASSAGES_STORE: find_documents([passages])}
+    wanted = None if asked is None else {place for question in asked for place in question.relevant}
+    for number, passage in enumerate(mtrag().passages):
+        if wanted is None or number in wanted:
+            (passages / f"{number:03}.txt").write_text(passage.text, encoding="utf-8")
+    handbook = find_documents([EXAMPLES / STORE])
+    if asked is not None:
+        topics = {question.topic for question in asked}
+        handbook = [document for document in handbook if document.path.name in topics]
+    documents = {STORE: handbook, PASSAGES_STORE: find_documents([passages])}
     began_s = time.monotonic()
     async with run_gateway(_settings(folder, engine)) as gateway, GatewayClient(gateway.url) as client:
         for name, some in documents.items():
@@ -165,7 +170,6 @@ async def _ingested(report: Report, engine: RealEngine, folder: Path, quick: boo
                 raise EngineUnusable(f"{', '.join(failed)} could not be ingested")
     total = sum(map(len, documents.values()))
     report.note(f"{total} documents ingested in {time.monotonic() - began_s:.0f} s")
-    return list(documents)
 
 
 async def _forget(engine: RealEngine) -> None:
