@@ -77,7 +77,9 @@ class Request:
         """The plan of a draft of which nothing can be predicted."""
         parts = draft.front.parts
         if self.held is not None and parts is not None:
-            ids = tuple(token_id for part in parts for token_id in part)
+            ids: list[int] = []
+            for part in parts:
+                ids += part
             draft = self.drafts.behind(draft, self.held.extended(ids))
         return self.drafts.plan(self.drafts.settled(draft), dropped)
 
