@@ -146,9 +146,9 @@ async def _build(
     if worker is not None:
         peers = await stack.enter_async_context(operations_peers(worker, metrics, calls))
     app.include_router(
-        operations_router(replicas, metrics, calls, store.health, indexes.counters, peers, replicas.events)
+        operations_router(replicas, metrics, calls, store.health, indexes.counters, peers, replicas.events, replicas)
     )
-    app.include_router(replicas_router(replicas, lambda name: None))
+    app.include_router(replicas_router(replicas))
     app.include_router(console_router())
 
     transcripts = Transcripts(store, settings.transcript_ttl_s)

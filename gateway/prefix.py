@@ -167,7 +167,8 @@ def _find(replica: Replica, told: Told, cached_tokens: int, block_size: int, vie
 
 
 def _block_size(replica: Replica) -> int:
-    return replica.facts.block_size or 0
+    """0 where nothing can be reused, or is known to be."""
+    return 0 if replica.facts.prefix_caching is False else replica.facts.block_size or 0
 
 
 def _epoch(replica: Replica) -> Hashable:

@@ -14,6 +14,7 @@ from gateway.metrics import Metrics
 from gateway.peers import Peers, Worker, merged_metrics
 from gateway.routes.dependencies import Context
 from gateway.routes.models import Served
+from gateway.routes.replicas import Fleet
 from gateway.routes.wire_lists import CallsQuery
 from gateway.routes.wire_operations import (
     CallList,
@@ -25,6 +26,7 @@ from gateway.routes.wire_operations import (
     events_state,
     store_state,
 )
+from gateway.routes.wire_replicas import replica_brief
 
 METRICS, CALLS = "metrics", "calls"
 
@@ -44,10 +46,11 @@ def operations_router(
     index_counters: Callable[[], Mapping[str, int]],
     peers: Peers | None = None,
     kv_events: Callable[[], Mapping[str, KvEvents]] = dict,
+    fleet: Fleet | None = None,
 ) -> APIRouter:
     """`index_counters` tells by name how often an index was loaded, rebuilt, or found unusable.
 
-    `kv_events` are those of each replica, by its name.
+    `kv_events` are those of each replica, by its name. With a `fleet` one of its replicas must be usable.
 
     With `peers` metrics and calls are those of all workers.
     """
@@ -62,7 +65,10 @@ def operations_router(
     async def readyz(response: Response) -> Readiness:
         """503 while no chat can be answered; documents and search work all the same."""
         serving = replica.serving
+        replicas = () if fleet is None else fleet.all
         ready = serving.facts.reachable and serving.facts.model is not None
+        if replicas:
+            ready = ready and any(each.usable for each in replicas)
         if not ready:
             response.status_code, _ = ErrorKind.UNAVAILABLE.value
         return Readiness(
@@ -71,6 +77,7 @@ def operations_router(
             store=store_state(store_health()),
             indexes=dict(index_counters()),
             kv_events={name: events_state(events) for name, events in kv_events().items()},
+            replicas=[replica_brief(each) for each in replicas],
         )
 
     @router.get("/metrics")

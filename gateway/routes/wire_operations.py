@@ -10,6 +10,8 @@ from gateway.kv_events import KvEvents
 from gateway.serving import Missing, Serving
 from latency.speed import SpeedEstimate, SpeedSource
 
+ReplicaStatus = Literal["ok", "down", "half_open", "refused", "draining"]
+
 
 class LearnedSpeed(Protocol):
     @property
@@ -66,6 +68,14 @@ class EngineState(BaseModel):
     missing: list[MissingFeature]
 
 
+class ReplicaBrief(BaseModel):
+    """A replica in `/readyz`; `error` says why it is not `ok`."""
+
+    name: str
+    state: ReplicaStatus
+    error: str | None
+
+
 class EventsState(BaseModel):
     """Of one replica's KV events: `off`, `degraded` for `degraded_s` seconds and why, or `consistent`."""
 
@@ -88,6 +98,7 @@ class Readiness(BaseModel):
     store: StoreState
     indexes: dict[str, int]
     kv_events: dict[str, EventsState]
+    replicas: list[ReplicaBrief]
 
 
 class CallList(BaseModel):

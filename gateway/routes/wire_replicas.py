@@ -7,20 +7,17 @@ from pydantic import BaseModel
 from cache.residency import Residency
 from gateway.backends.facts import EngineFacts
 from gateway.health import Health
+from gateway.kv_events import KvEvents
 from gateway.pacing import Pacer
-from gateway.routes.wire_operations import LearnedSpeed, SpeedState, speed_state
-
-ReplicaStatus = Literal["ok", "down", "half_open", "refused", "draining"]
-
-
-class Events(Protocol):
-    """Whether the engine's KV events are followed, and why not."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def reason(self) -> str | None: ...
+from gateway.routes.wire_operations import (
+    EventsState,
+    LearnedSpeed,
+    ReplicaBrief,
+    ReplicaStatus,
+    SpeedState,
+    events_state,
+    speed_state,
+)
 
 
 class Watched(Protocol):
@@ -43,6 +40,12 @@ class Watched(Protocol):
 
     @property
     def speed(self) -> LearnedSpeed: ...
+
+    @property
+    def events(self) -> KvEvents: ...
+
+    @property
+    def usable(self) -> bool: ...
 
     @property
     def refused(self) -> str | None: ...
@@ -88,11 +91,6 @@ class HitState(BaseModel):
     under: int
 
 
-class EventsState(BaseModel):
-    state: str
-    reason: str | None
-
-
 class ReplicaState(BaseModel):
     """`error` says why requests do not go there, `since_s` how long its health has been what it is.
 
@@ -111,22 +109,13 @@ class ReplicaState(BaseModel):
     queue: QueueState
     cache: CacheState | None
     hits: HitState | None
-    kv_events: EventsState | None
+    kv_events: EventsState
     speed: SpeedState | None
 
 
 class ReplicaList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ReplicaState]
-
-
-class ReplicaBrief(BaseModel):
-    """A replica in `/readyz`."""
-
-    name: str
-    state: ReplicaStatus
-    error: str | None
-    kv_events: str | None
 
 
 def replica_status(replica: Watched) -> tuple[ReplicaStatus, str | None]:
@@ -138,14 +127,12 @@ def replica_status(replica: Watched) -> tuple[ReplicaStatus, str | None]:
     return replica.health.state, None if replica.health.state == "ok" else replica.health.error
 
 
-def replica_brief(replica: Watched, events: Events | None) -> ReplicaBrief:
+def replica_brief(replica: Watched) -> ReplicaBrief:
     state, error = replica_status(replica)
-    return ReplicaBrief(
-        name=replica.name, state=state, error=error, kv_events=None if events is None else events.name
-    )
+    return ReplicaBrief(name=replica.name, state=state, error=error)
 
 
-def replica_state(replica: Watched, events: Events | None) -> ReplicaState:
+def replica_state(replica: Watched) -> ReplicaState:
     state, error = replica_status(replica)
     facts, pacer, residency, estimate = replica.facts, replica.pacer, replica.residency, replica.speed.estimate
     return ReplicaState(
@@ -167,7 +154,7 @@ def replica_state(replica: Watched, events: Events | None) -> ReplicaState:
         ),
         cache=None if residency is None else _cache(residency),
         hits=None if residency is None else _hits(residency),
-        kv_events=None if events is None else EventsState(state=events.name, reason=events.reason),
+        kv_events=events_state(replica.events),
         speed=None if estimate is None else speed_state(estimate),
     )
 

@@ -18,6 +18,7 @@ from gateway.serving import Missing, Serving, make_serving
 from gateway.settings import Settings
 from latency.model import PrefillModel
 from latency.speed import SpeedEstimate
+from tests.support.replicas import ShownReplica, ShownReplicas
 
 FACTS = EngineFacts(
     True,
@@ -114,6 +115,22 @@ def test_readiness_tells_what_is_served_and_what_is_missing(operators: tuple[Tes
         "entries": None,
     }
     assert body["indexes"] == {"rebuilt": 2}
+
+
+@pytest.mark.parametrize(("states", "ready"), [("ok down", True), ("down down", False), ("down ok", True)])
+def test_the_gateway_is_ready_while_one_replica_is_usable(
+    engine: Engine, calls: Calls, as_clients: Any, states: str, ready: bool
+) -> None:
+    replicas = [ShownReplica(f"engine-{number}") for number in (1, 2)]
+    for replica, state in zip(replicas, states.split(), strict=True):
+        replica.health.probed(None if state == "ok" else "cannot connect")
+    health = StoreHealth("memory", False, 0.0, 0, 0)
+    fleet = ShownReplicas(replicas)
+    router = operations_router(engine, Metrics(), calls, lambda: health, dict, fleet=fleet)
+    response = as_clients(router, console_router())[0].get("/readyz")
+    assert (response.status_code, response.json()["ready"]) == (200 if ready else 503, ready)
+    shown = [(replica["name"], replica["state"]) for replica in response.json()["replicas"]]
+    assert shown == list(zip(("engine-1", "engine-2"), states.split(), strict=True))
 
 
 def test_readiness_tells_what_is_known_of_the_speed(operators: tuple[TestClient, TestClient], engine: Engine) -> None:

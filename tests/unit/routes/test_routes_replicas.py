@@ -1,63 +1,26 @@
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from cache.residency import Residency
-from gateway.backends.facts import EngineFacts
-from gateway.health import Health
-from gateway.pacing import Pacer
 from gateway.routes.replicas import replicas_router
-from gateway.serving import Missing
 from latency.model import PrefillModel
 from latency.speed import SpeedEstimate
+from tests.support.replicas import ShownReplica, ShownReplicas
 
-FACTS = EngineFacts(True, model="small", models=("small",), version="0.32.0", max_model_len=8192, block_size=4)
 SPEED = SpeedEstimate(PrefillModel(0.02661234, 0.00113, 0.93e-6), 1.0812345, 0.95, 14, "kept", token_s=0.0331)
 
 
-@dataclass
-class Speed:
-    estimate: SpeedEstimate | None = None
-    missing: tuple[Missing, ...] = ()
-
-
-@dataclass
-class Engine:
-    name: str = "one"
-    facts: EngineFacts = FACTS
-    health: Health = field(default_factory=Health)
-    pacer: Pacer = field(default_factory=Pacer)
-    residency: Residency | None = None
-    speed: Speed = field(default_factory=Speed)
-    refused: str | None = None
-    draining: bool = False
-    several_engines: bool = False
-    in_flight: int = 0
-
-
-@dataclass
-class Engines:
-    all: list[Engine]
-
-
-@dataclass
-class Followed:
-    name: str
-    reason: str | None
+@pytest.fixture
+def engine() -> ShownReplica:
+    return ShownReplica()
 
 
 @pytest.fixture
-def engine() -> Engine:
-    return Engine()
-
-
-@pytest.fixture
-def asked(engine: Engine, as_clients: Any) -> Callable[[], dict[str, Any]]:
-    events = {"one": Followed("degraded", "the engine was restarted")}
-    clients: tuple[TestClient, TestClient] = as_clients(replicas_router(Engines([engine, Engine("two")]), events.get))
+def asked(engine: ShownReplica, as_clients: Any) -> Callable[[], dict[str, Any]]:
+    clients: tuple[TestClient, TestClient] = as_clients(replicas_router(ShownReplicas([engine, ShownReplica("two")])))
 
     def ask() -> dict[str, Any]:
         body = clients[0].get("/v1/replicas").json()
@@ -67,7 +30,7 @@ def asked(engine: Engine, as_clients: Any) -> Callable[[], dict[str, Any]]:
     return ask
 
 
-def test_a_replica_that_is_well_says_so(engine: Engine, asked: Callable[[], dict[str, Any]]) -> None:
+def test_a_replica_that_is_well_says_so(engine: ShownReplica, asked: Callable[[], dict[str, Any]]) -> None:
     engine.health.probed(None)
     seen = asked()
     assert (seen["state"], seen["error"], seen["model"], seen["version"]) == ("ok", None, "small", "0.32.0")
@@ -75,11 +38,11 @@ def test_a_replica_that_is_well_says_so(engine: Engine, asked: Callable[[], dict
     assert seen["cache"] is None
     assert seen["hits"] is None
     assert seen["speed"] is None
-    assert seen["kv_events"] == {"state": "degraded", "reason": "the engine was restarted"}
+    assert seen["kv_events"] == {"state": "off", "reason": None, "degraded_s": 0.0}
 
 
 def test_why_a_replica_gets_no_requests_is_told_with_its_state(
-    engine: Engine, asked: Callable[[], dict[str, Any]]
+    engine: ShownReplica, asked: Callable[[], dict[str, Any]]
 ) -> None:
     engine.health.probed("cannot connect (Connection refused)")
     assert [asked()[key] for key in ("state", "error")] == ["down", "cannot connect (Connection refused)"]
@@ -90,7 +53,7 @@ def test_why_a_replica_gets_no_requests_is_told_with_its_state(
 
 
 def test_what_a_replica_holds_stands_beside_what_was_predicted_of_it(
-    engine: Engine, asked: Callable[[], dict[str, Any]]
+    engine: ShownReplica, asked: Callable[[], dict[str, Any]]
 ) -> None:
     engine.residency = residency = Residency(4, 10)
     for cached in (0, 8, 4):
@@ -109,7 +72,7 @@ def test_what_a_replica_holds_stands_beside_what_was_predicted_of_it(
     assert seen["hits"] == {"predicted_tokens": 16, "reported_tokens": 12, "exact": 2, "over": 1, "under": 0}
 
 
-def test_the_fitted_model_is_told(engine: Engine, asked: Callable[[], dict[str, Any]]) -> None:
+def test_the_fitted_model_is_told(engine: ShownReplica, asked: Callable[[], dict[str, Any]]) -> None:
     engine.speed.estimate = SPEED
     speed = asked()["speed"]
     assert (speed["fixed_ms"], speed["token_ms"], speed["pair_us"], speed["factor"]) == (26.61, 1.13, 0.93, 1.081)
@@ -117,6 +80,6 @@ def test_the_fitted_model_is_told(engine: Engine, asked: Callable[[], dict[str, 
 
 
 def test_it_needs_a_key_where_keys_are_asked_for(as_clients: Any) -> None:
-    client = as_clients(replicas_router(Engines([]), lambda name: None))[0]
+    client = as_clients(replicas_router(ShownReplicas([])))[0]
     assert client.get("/v1/replicas").json() == {"object": "list", "data": []}
     assert client.get("/v1/replicas", headers={"authorization": ""}).status_code == 401
