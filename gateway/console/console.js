@@ -78,7 +78,12 @@ async function showEngine() {
   const ready = await (await fetch("/readyz")).json();
   const engine = ready.engine;
   byId("engine-dot").className = `dot ${ready.ready ? "up" : "down"}`;
-  byId("engine-line").textContent = ready.ready ? engine.model : "No engine: documents and search work, answers wait";
+  const several = ready.replicas.length > 1;
+  const usable = ready.replicas.filter(({ state }) => state === "ok").length;
+  const fleet = several ? `, ${usable} of ${ready.replicas.length} engines` : "";
+  byId("engine-line").textContent = ready.ready
+    ? `${engine.model}${fleet}`
+    : "No engine: documents and search work, answers wait";
   const facts = {
     Model: engine.model ?? "unknown",
     Window: number(engine.max_model_len, " tokens"),
@@ -87,6 +92,9 @@ async function showEngine() {
     Prompts: engine.token_exact ? "sent as token ids" : "sent as text",
     Transcripts: `in ${ready.store.kind}${ready.store.degraded ? ", degraded" : ""}`,
   };
+  for (const { name, state, error } of several ? ready.replicas : []) {
+    facts[name] = error ? `${state.replace("_", " ")}: ${error}` : state;
+  }
   const rows = Object.entries(facts).map(([dt, dd]) => [element("dt", { text: dt }), element("dd", { text: dd })]);
   byId("engine-facts").replaceChildren(...rows.flat());
   const missing = engine.missing.map(({ feature, cost, cure }) =>
