@@ -131,7 +131,8 @@ class Run:
         lease, size = self._lease, self._residency.block_size
         if tokens > 0:
             self._residency.answered(lease, tokens)
-        self._next_block_tokens = size - (lease.prompt_tokens - 1) % size
+        # The latest token is not computed yet: with so many the one before it begins a block.
+        self._next_block_tokens = size - (lease.prompt_tokens - 2) % size
         while self._next_block_tokens <= tokens:
             self._next_block_tokens += size
 
