@@ -40,10 +40,23 @@ def reuse_order(pieces: Sequence[Piece], prefix: Prefix | None, past: Together, 
 
 
 def resident_places(pieces: Sequence[Piece], prefix: Prefix | None, pin_last: int = 0) -> tuple[int, ...]:
-    """The places of the pieces that continue the prefix with the most resident tokens, in their order."""
+    """The places of the pieces that continue the prefix with the most resident tokens, in their order.
+
+    All chunks begin with the same few tokens. Where no more than these of the last one are held, any other would
+    reuse as much in its place, and it is left out.
+    """
     if not isinstance(prefix, ResidentPrefix) or prefix.broken:
         return ()
-    path = resident_path(prefix, [piece.token_ids for piece in pieces[pin_last:]])
+    ids = [piece.token_ids for piece in pieces[pin_last:]]
+    path = resident_path(prefix, ids)
+    if path and len(path) < len(ids):
+        for place in path[:-1]:
+            prefix = prefix.extended(ids[place])
+        last = ids[path[-1]]
+        held = last[: max(0, prefix.extended(last).resident_tokens - prefix.tokens)]
+        rest = (other for place, other in enumerate(ids) if place not in path)
+        if len(held) < prefix.block_size and all(other[: len(held)] == held for other in rest):
+            path = path[:-1]
     return tuple(place + pin_last for place in path)
 
 

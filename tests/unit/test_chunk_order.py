@@ -79,6 +79,17 @@ def test_a_chunk_of_which_only_the_beginning_is_held_still_comes_behind_the_path
     assert labels(asked, order) == "abc"
 
 
+def test_a_beginning_that_all_chunks_share_does_not_decide_which_comes_next() -> None:
+    asked = [Piece(label, (7, 7, *piece(label, 20).token_ids), 22) for label in "abcd"]
+    # The first chunk ends two tokens before the end of a block.
+    first = Piece("f", piece("f", 30).token_ids, 30)
+    residency = held([first, asked[0]])
+    ids = [*FRONT, *first.token_ids, *asked[3].token_ids]
+    assert residency.prefix().extended(ids).resident_tokens == len(FRONT) + 32
+    order = reuse_order([*asked[1:], first], residency.prefix().extended(FRONT), past("fd", "fd", "fd").of(KEY))
+    assert labels([*asked[1:], first], order) == "fdbc"
+
+
 def test_behind_the_path_come_chunks_that_others_asked_for_with_it() -> None:
     asked = pieces("abcd")
     residency = held(pieces("dx"))

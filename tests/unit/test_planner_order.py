@@ -89,7 +89,7 @@ def test_behind_what_is_held_stands_what_others_asked_for_and_the_forecast_is_of
     past = known("xd", "xd", "xd", "bc").of(KEY)
     plan = planned("abcdx", residency, past=past)
     assert names(plan)[:2] == "xa"
-    assert names(planned("cedx", residency, past=past))[:2] == "xd"
+    assert names(planned("bcdx", residency, past=past))[:2] == "xd"
     prompt = BUILDER.render(plan)
     assert plan.forecast is not None
     assert plan.forecast.cached_tokens + plan.forecast.uncached_tokens == prompt.tokens
