@@ -71,6 +71,12 @@ class Sent:
         memory.places.add(known, self._most_places // count)
         memory.contents.add(contents, self._most_places // count)
 
+    def record_foreign(self, replica: str, epoch: Hashable, blocks: Sequence[bytes]) -> None:
+        """The replica has computed a prompt that another gateway sent, of which only the blocks are known."""
+        self._prompts += 1
+        memory = self._of(replica, epoch)
+        memory.foreign.add(dict.fromkeys(blocks, self._prompts), self._most_blocks // len(self._replicas))
+
     def forget(self, replica: str) -> None:
         """The replica is gone."""
         self._replicas.pop(replica, None)
@@ -82,7 +88,7 @@ class Sent:
 
     def __len__(self) -> int:
         """Blocks that are remembered."""
-        return sum(len(memory.blocks) for memory in self._replicas.values())
+        return sum(len(memory.blocks) + len(memory.foreign) for memory in self._replicas.values())
 
     def _of(self, replica: str, epoch: Hashable) -> "_Memory":
         memory = self._replicas.get(replica)
@@ -107,7 +113,7 @@ class SentView:
 
     def block(self, key: bytes) -> Seen | None:
         """None: it was never sent to this replica, as far as is remembered."""
-        sent = self._here.blocks.get(key)
+        sent = self._here.last_sent(key)
         if sent is None:
             return None
         if sent > self._since:
@@ -119,8 +125,12 @@ class SentView:
         return any(
             other.cleared < sent <= self._since
             for other in self._others
-            if (sent := other.blocks.get(key)) is not None
+            if (sent := other.last_sent(key)) is not None
         )
+
+    def own(self, key: bytes) -> bool:
+        """Whether this gateway itself sent the block to this replica."""
+        return self._here.blocks.get(key) is not None
 
     def place(self, key: bytes) -> Place | None:
         """The place as prompts to any of the replicas had it; None where none did."""
@@ -170,10 +180,19 @@ class _Recent(Generic[V]):
 
 @dataclass(slots=True, eq=False)
 class _Memory:
-    """One replica's; blocks with the time when they were last sent, contents with the tenant that sent them."""
+    """One replica's; blocks with the time when they were last sent, contents with the tenant that sent them.
+
+    `foreign` are blocks that other gateways sent.
+    """
 
     epoch: Hashable
     cleared: int = 0
     blocks: _Recent[int] = field(default_factory=_Recent)
+    foreign: _Recent[int] = field(default_factory=_Recent)
     places: _Recent[Place] = field(default_factory=_Recent)
     contents: _Recent[bytes] = field(default_factory=_Recent)
+
+    def last_sent(self, key: bytes) -> int | None:
+        """When the block was last sent by whatever gateway."""
+        times = [sent for sent in (self.blocks.get(key), self.foreign.get(key)) if sent is not None]
+        return max(times, default=None)

@@ -167,7 +167,9 @@ async def _build(
     volatile_metrics(metrics, system_texts)
     companions = SharedCompanions()
     if settings.redis_url:
-        sharing = await stack.enter_async_context(Sharing(settings.redis_url, lambda: replicas.all, companions))
+        sharing = await stack.enter_async_context(
+            Sharing(settings.redis_url, lambda: replicas.all, companions, computed=breaks.foreign)
+        )
         companions.tell = sharing.chosen
         sharing_metrics(metrics, sharing)
     pipeline = Pipeline(

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, get_args
@@ -12,6 +12,7 @@ from prometheus_client import Counter
 from cache.sent import Sent, SentView
 from gateway.metrics import Metrics
 from gateway.replica import Replica
+from gateway.shared_replica import Followed
 from gateway.turns import Turn
 from gateway.volatile import VolatileText
 from prompt_builder.breaks import (
@@ -125,6 +126,10 @@ class PrefixBreaks:
         if block_size := _block_size(replica):
             self._record(replica, told, cached_tokens, block_size, self._view(replica, told, self._sent.now()))
 
+    def foreign(self, replica: Followed, blocks: Sequence[bytes]) -> None:
+        """Another gateway's prompt was computed, of which only the blocks are known."""
+        self._sent.record_foreign(replica.endpoint.name, _epoch(replica), blocks)
+
     def foretold(self, replica: Replica, told: Told, cached_tokens: int) -> FoundBreak | None:
         """Where a prompt would break if it were sent now."""
         if not (block_size := _block_size(replica)):
@@ -171,7 +176,7 @@ def _block_size(replica: Replica) -> int:
     return 0 if replica.facts.prefix_caching is False else replica.facts.block_size or 0
 
 
-def _epoch(replica: Replica) -> Hashable:
+def _epoch(replica: Followed) -> Hashable:
     """Another one whenever what the replica held is gone."""
     residency = replica.residency
     return replica.facts.started_s, residency, None if residency is None else residency.counts().clears

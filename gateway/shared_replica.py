@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -93,8 +93,11 @@ class SharedReplica:
         counts: SharingCounts,
         changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        computed: Callable[[Followed, Sequence[bytes]], None] = lambda replica, blocks: None,
     ) -> None:
+        """`computed` is told the blocks of other gateways' prompts once the replica has computed them."""
         self._replica = replica
+        self._computed = computed
         self._counts = counts
         self._changed = changed
         self._clock = clock
@@ -266,6 +269,7 @@ class SharedReplica:
             foreign.ticket.first_token()
         if foreign.lease is not None and self._residency is not None:
             self._residency.generated(foreign.lease, ())
+            self._computed(self._replica, tuple(foreign.lease.hashes))
 
     def _ended(self, gateway: _Gateway, event: Ended) -> None:
         foreign = gateway.runs.pop(event.run, None)

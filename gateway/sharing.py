@@ -43,8 +43,11 @@ class Sharing:
         chunks: Chunks | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
+        computed: Callable[[Followed, Sequence[bytes]], None] = lambda replica, blocks: None,
     ) -> None:
+        """`computed` as of SharedReplica."""
         self._replicas = replicas
+        self._computed = computed
         self._chunks = chunks
         self._clock = clock
         self._names = deque([secrets.token_bytes(8)], _NAMES_REMEMBERED)
@@ -146,7 +149,7 @@ class Sharing:
             self._leave(self._shared.pop(gone))
         for key, replica in present.items():
             if key not in self._shared:
-                self._shared[key] = SharedReplica(replica, self.counts, self._changed.set)
+                self._shared[key] = SharedReplica(replica, self.counts, self._changed.set, computed=self._computed)
                 replica.onlooker = self._shared[key]
             shared = self._shared[key]
             stream = stream_of(replica)

@@ -48,6 +48,8 @@ class Memory(Protocol):
 
     def elsewhere(self, key: bytes) -> bool: ...
 
+    def own(self, key: bytes) -> bool: ...
+
     def place(self, key: bytes) -> Place | None: ...
 
     def place_meanwhile(self, key: bytes) -> bool: ...
@@ -155,7 +157,9 @@ def find_break(
     while place + 1 < len(ends) and ends[place] < at + block_size and memory.place(keys.at(place + 1)) is not None:
         place += 1
     content = next((each for each in range(place, len(ends)) if story.kinds[each] != "scaffold"), place)
-    reason = _reason(story, memory, keys, place, content)
+    # Of what others sent, or the engine generated, only blocks are known: it may have gone on as this prompt does.
+    own = not block or memory.own(hashes[block - 1])
+    reason = _reason(story, memory, keys, place, content, within_foreign=not own and keys.start(place) < at)
     before = memory.place(keys.at(content))
     first, digest = (0, b"") if before is None else (content, before.content)
     other_tenant = memory.foreign(keys.contents(first, content + 1, digest)[content + 1])
@@ -201,13 +205,20 @@ def _told(
     return PrefixBreak(cached_tokens, segment, story.kinds[segment], label, offset, reason, other_tenant)
 
 
-def _reason(story: Story, memory: Memory, keys: "_Keys", place: int, content: int) -> BreakReason:
-    """Why segment `place`, or the one of a message that its scaffolding opens, was not sent before."""
+def _reason(
+    story: Story, memory: Memory, keys: "_Keys", place: int, content: int, *, within_foreign: bool
+) -> BreakReason:
+    """Why segment `place`, or the one of a message that its scaffolding opens, was not sent before.
+
+    `within_foreign`: the replica held more of it than this gateway sent.
+    """
+    kind, before = story.kinds[content], memory.place(keys.at(place))
+    if within_foreign and not (kind == "turn" and before is not None and before.followers & _END):
+        return "unknown"
     if memory.place_meanwhile(keys.at(place + 1)):
         return "unknown"
     if memory.place(keys.at(0)) is None:
         return "first_request"
-    kind = story.kinds[content]
     if kind == "system":
         return "volatile_system_text" if story.volatile_system else "new_system_text"
     if kind == "summary":
@@ -216,7 +227,7 @@ def _reason(story: Story, memory: Memory, keys: "_Keys", place: int, content: in
         return "new_chunk"
     if kind in _TAIL:
         return "new_question"
-    return _turn_reason(story, memory.place(keys.at(place)), content) if kind == "turn" else "unknown"
+    return _turn_reason(story, before, content) if kind == "turn" else "unknown"
 
 
 def _turn_reason(story: Story, before: Place | None, turn: int) -> BreakReason:

@@ -223,6 +223,43 @@ def test_f5_another_tenants_prompt_shows_in_nothing_but_the_operators_flag() -> 
     assert not any(each.other_tenant for each in unseen)
 
 
+class TwoGateways:
+    """In front of one replica; what one sends the other is told, block by block."""
+
+    def __init__(self, capacity: int = 1000) -> None:
+        self.ours, self.theirs = Clerk(capacity=capacity), Clerk(capacity=capacity)
+        self.theirs.fleet.caches = self.ours.fleet.caches
+
+    def they_ask(self, wanted: Plan) -> None:
+        self.theirs.ask(wanted)
+        self.ours.fleet.sent.record_foreign("one", 0, told(wanted)[0].block_hashes)
+
+
+def test_what_another_gateway_sent_is_not_told_as_new() -> None:
+    gateways = TwoGateways()
+    gateways.ours.ask(plan("When?", C))
+    gateways.they_ask(plan("When does it sail?", A, B))
+    found = gateways.ours.ask(plan("Where does it berth?", A, B))
+    assert found.cached_tokens > 0
+    assert found.reason in ("unknown", "new_question")
+    assert gateways.ours.ask(plan("And back, on a Sunday?", A, B)).reason == "new_question"
+    assert gateways.ours.ask(plan("And back, on a Sunday?", A, C)).reason == "new_chunk"
+
+
+def test_what_another_gateway_sent_and_the_engine_evicted_is_told_as_evicted() -> None:
+    gateways = TwoGateways(capacity=40)
+    gateways.ours.ask(plan("When?", C, system="Short."))
+    gateways.they_ask(plan("When?", A, B, system="Short."))
+    gateways.ours.ask(plan("When?", B, C, system="Another system text with nothing in common with it." * 8))
+    assert gateways.ours.ask(plan("When?", A, B, system="Short.")).reason == "evicted"
+
+
+def test_a_first_request_is_one_whose_tenant_sent_nothing_through_any_gateway() -> None:
+    gateways = TwoGateways()
+    gateways.they_ask(plan("When?", A, B))
+    assert gateways.ours.ask(plan("Where?", A, C)).reason == "unknown"
+
+
 def test_a_tenants_own_prompts_are_no_other_tenants() -> None:
     clerk = Clerk(capacity=30)
     for question in ("When?", "Where?", "Why?"):
