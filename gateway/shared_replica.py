@@ -269,7 +269,7 @@ class SharedReplica:
             foreign.ticket.first_token()
         if foreign.lease is not None and self._residency is not None:
             self._residency.generated(foreign.lease, ())
-            self._computed(self._replica, tuple(foreign.lease.hashes))
+            self._say_computed(foreign.lease)
 
     def _ended(self, gateway: _Gateway, event: Ended) -> None:
         foreign = gateway.runs.pop(event.run, None)
@@ -278,6 +278,8 @@ class SharedReplica:
         residency = self._residency
         if residency is not None:
             if foreign.lease is not None:
+                if not foreign.prefilled and event.output_tokens:
+                    self._say_computed(foreign.lease)
                 if event.cached_tokens is not None or event.output_tokens is not None:
                     residency.reconcile(foreign.lease, event.cached_tokens)
                 if event.output_tokens:
@@ -285,6 +287,9 @@ class SharedReplica:
             elif event.output_tokens is not None:
                 residency.ran_unknown(foreign.tokens - (event.cached_tokens or 0) + event.output_tokens)
         self._forget(foreign)
+
+    def _say_computed(self, lease: Lease) -> None:
+        self._computed(self._replica, tuple(lease.hashes[: lease.prompt_tokens // lease.block_size]))
 
     def _forget(self, foreign: _Foreign) -> None:
         self._foreign -= 1

@@ -1,7 +1,7 @@
 """Two gateways in front of one engine, without Redis between them: what is told and what is made of it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,6 +105,32 @@ def test_what_one_gateway_sent_is_resident_for_the_other() -> None:
         assert two.residency.counts().resident_blocks == one.residency.counts().resident_blocks
         assert two.residency.free_blocks == 1_000
         assert (two.shared.foreign_runs, two.replica.pacer.idle, two.replica.pacer.decoding) == (0, True, 0)
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_who_remembers_what_was_sent_is_told_the_blocks_of_others_once(streamed: bool) -> None:
+    async def main() -> None:
+        one, two = Gateway(), Gateway(b"gateway2")
+        told: list[tuple[str, Sequence[bytes]]] = []
+        two.shared = SharedReplica(
+            two.replica,
+            two.counts,
+            lambda: None,
+            two.clock,
+            computed=lambda replica, blocks: told.append((replica.endpoint.name, blocks)),
+        )
+        two.shared.begin("runs:x")
+        run = await one.send()
+        one.tell(two)
+        assert not told
+        if streamed:
+            run.first_token()
+        run.answered(EngineUsage(prompt_tokens=len(PROMPT), cached_tokens=0, output_tokens=40))
+        run.close()
+        one.tell(two)
+        assert told == [("engine", block_hashes(PROMPT, BLOCK, "s"))]
 
     in_virtual_time(main)
 
