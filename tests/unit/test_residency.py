@@ -11,7 +11,7 @@ import pytest
 
 import cache.resident_prefix
 from cache.blocks import block_hashes
-from cache.residency import Lease, Residency, ResidencyCounts, resident_path
+from cache.residency import DENIALS, Lease, Residency, ResidencyCounts, resident_path
 from prompt_builder.outlook import Prefix
 
 BLOCK = 4
@@ -535,3 +535,29 @@ def test_following_a_long_resident_prompt_costs_less_than_two_milliseconds(
     assert costs["10,000 resident tokens in 88 pieces"] < 2000
     assert costs["a piece of 200 that is not resident"] < 100
     assert cache.resident_prefix.MOST_TRIES * costs["a piece of 200 that is not resident"] < 25_000
+
+
+def test_an_engine_with_prefix_caching_off_is_predicted_to_reuse_nothing() -> None:
+    residency = Residency(BLOCK, 100, reuses=False)
+    run(residency, ids(0, 16))
+    assert run(residency, ids(0, 17)).cached_tokens == 0
+    assert cached(residency, ids(0, 17)) == 0
+    assert residency.free_blocks == 100
+
+
+def test_an_engine_that_reports_no_hit_of_many_predicted_is_taken_to_reuse_nothing_until_it_does() -> None:
+    residency = Residency(BLOCK, 100)
+    predicted = []
+    for _ in range(2 * DENIALS):
+        lease = residency.begin(ids(0, 17))
+        predicted.append(lease.cached_tokens)
+        residency.reconcile(lease, 0)
+        residency.answered(lease, 1)
+        residency.end(lease)
+    assert predicted == [0] + [16] * DENIALS + [0] * (DENIALS - 1)
+    assert not residency.reuses
+    lease = residency.begin(ids(0, 17))
+    residency.reconcile(lease, 16)
+    residency.end(lease)
+    assert residency.reuses
+    assert residency.begin(ids(0, 17)).cached_tokens == 16

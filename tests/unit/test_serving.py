@@ -1,5 +1,7 @@
 """Where the served model's tokenizer comes from, and what is said when it cannot be had."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,22 @@ def test_a_chat_template_that_writes_the_date_is_said(tmp_path: Path, model_dir:
     )
     serving = make_serving(settings(tmp_path, str(tmp_path)), FACTS)
     assert [missing.feature for missing in serving.missing] == ["date in the chat template"]
+
+
+def missing(tmp_path: Path, facts: EngineFacts, tokenizer: str) -> dict[str, str]:
+    serving = make_serving(settings(tmp_path, tokenizer), facts)
+    return {lack.feature: f"{lack.cost} {lack.cure}" for lack in serving.missing}
+
+
+def test_an_engine_without_prefix_caching_is_named_with_the_cure(tmp_path: Path, model_dir: Path) -> None:
+    lacks = missing(tmp_path, replace(FACTS, prefix_caching=False), str(model_dir))
+    assert "--enable-prefix-caching" in lacks["prefix caching"]
+    assert "prefix caching" not in missing(tmp_path, replace(FACTS, prefix_caching=True), str(model_dir))
+
+
+def test_a9_blocks_larger_than_the_stable_front_are_named_with_both_numbers(tmp_path: Path, model_dir: Path) -> None:
+    lacks = missing(tmp_path, replace(FACTS, block_size=528), str(model_dir))
+    assert "528 tokens" in lacks["small blocks"]
+    front = int(re.findall(r"scaffolding (\d+)", lacks["small blocks"])[0])
+    assert 20 < front < 528
+    assert "small blocks" not in missing(tmp_path, replace(FACTS, block_size=front), str(model_dir))
