@@ -59,8 +59,9 @@ class Journal:
 
     A stream is bounded by `max_bytes` and `max_entries` (its oldest entries leave; checked every five seconds, so
     that it may be larger for as long) and lives `ttl_s` after its last entry. What waits to be written is bounded by
-    `max_waiting` entries, oldest dropped. After a failure Redis is left alone for a pause that doubles up to ten
-    seconds; entries of that time are dropped: what they told is over by then.
+    `max_waiting` entries, oldest dropped. No request waits for any of it, so that `timeout_s` is a generous one: a
+    process that was busy for a second has not lost Redis. After a failure Redis is left alone for a pause that
+    doubles up to ten seconds; entries of that time are dropped: what they told is over by then.
     Raises ValueError for a URL that is not of Redis.
     """
 
@@ -70,7 +71,7 @@ class Journal:
         listener: Listener,
         *,
         prefix: str = "headstart:",
-        timeout_s: float = 1.0,
+        timeout_s: float = 5.0,
         max_bytes: int = 16 * 2**20,
         max_entries: int = 65_536,
         ttl_s: float = 900.0,
