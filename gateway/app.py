@@ -20,6 +20,7 @@ from gateway.budgets import Budgets
 from gateway.calibrators import Calibrators
 from gateway.calls import Calls
 from gateway.context import RequestContext
+from gateway.delivery import Delivery
 from gateway.discovery import Discovery
 from gateway.door import Door
 from gateway.errors import ApiError, ErrorKind, translate
@@ -33,6 +34,7 @@ from gateway.prefix import PrefixBreaks
 from gateway.reload import Reread
 from gateway.replica_metrics import replica_gauges
 from gateway.replicas import Replicas
+from gateway.resuming import Resumer
 from gateway.routes.chat import ChatEndpoint
 from gateway.routes.console import console_router
 from gateway.routes.dependencies import BodyLimits
@@ -175,15 +177,13 @@ async def _build(
     pipeline = Pipeline(
         replicas=replicas,
         models=Models(replicas, database.stores),
+        resumer=Resumer(replicas, transcripts, database.store_files),
         retriever=retriever,
-        transcripts=transcripts,
-        files=database.store_files,
         companions=companions,
-        metrics=metrics,
         budgets=Budgets(database.stores, settings.ttft_budget_ms, settings.budget_policy == "strict"),
-        folder=folder,
-        breaks=breaks,
         system_texts=system_texts,
+        breaks=breaks,
+        delivery=Delivery(replicas, transcripts=transcripts, metrics=metrics, folder=folder, breaks=breaks),
         defaults=ChatDefaults(settings.top_k, settings.min_answer_tokens),
     )
     app.include_router(plan_router(pipeline, replicas, breaks, admission.enter, bodies))

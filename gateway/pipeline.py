@@ -2,60 +2,32 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-import orjson
-
-from gateway.answer_ids import named_answer
-from gateway.answers import (
-    annotations_wire,
-    citations_wire,
-    only_text,
-    plan_wire,
-    read_choices,
-    read_usage,
-    whole_answer,
-)
-from gateway.backends.vllm import EngineStream
 from gateway.budgets import Budget, Budgets
 from gateway.context import RequestContext
-from gateway.folding import Folder
-from gateway.messages import Conversation, plain_transcript, read_conversation
-from gateway.metrics import Metrics
-from gateway.models import ModelName, Models
+from gateway.delivery import Delivery
+from gateway.messages import Conversation
+from gateway.models import Models
 from gateway.passthrough import Plain, pass_through
 from gateway.payload import turn_payload
 from gateway.planning import plan_prompt, refuse_if_late, speed_on, within_total
-from gateway.prefix import FoundBreak, PrefixBreaks, told_of
-from gateway.relay import relay_completed
-from gateway.replica import Replica
+from gateway.prefix import PrefixBreaks
 from gateway.replicas import Replicas
-from gateway.runs import Run
-from gateway.sending import send
-from gateway.streamed_text import PassingTokens
-from gateway.timings import EngineUsage, Timings, server_timing
-from gateway.turns import ChatDefaults, StreamedAnswer, Turn, WholeAnswer, elapsed_ms, nothing, turn_timings
+from gateway.resuming import Resumer
+from gateway.turns import ChatDefaults, StreamedAnswer, Turn, WholeAnswer
 from gateway.volatile import Observed, SystemTexts, leading_system
-from gateway.wire import ChatRequest, invalid
-from prompt_builder.citations import named_labels
+from gateway.wire import ChatRequest
 from prompt_builder.companions import Companions
 from prompt_builder.outlook import Clock
-from prompt_builder.transcripts import Transcripts, without_files
-from prompt_builder.types import Limits, Message, PastMessage, Transcript
+from prompt_builder.types import Limits, PastMessage, Transcript
 from retrieval.retriever import Retriever
 from retrieval.types import Candidates, Query
 
 BUDGET_CANDIDATES = 10
 OWN_TIME_S = 0.003
 OWN_TIME_SHARE = 0.1
-
-
-class FileLookup(Protocol):
-    def answers(self, tenant: str, file_id: str) -> bool:
-        """Whether the file still stands in a store of the tenant."""
 
 
 class Pipeline:
@@ -66,28 +38,24 @@ class Pipeline:
         *,
         replicas: Replicas,
         models: Models,
+        resumer: Resumer,
         retriever: Retriever,
-        transcripts: Transcripts,
-        files: FileLookup,
         companions: Companions,
-        metrics: Metrics,
         budgets: Budgets,
-        folder: Folder,
         system_texts: SystemTexts,
         breaks: PrefixBreaks,
+        delivery: Delivery,
         defaults: ChatDefaults,
     ) -> None:
         self._replicas = replicas
         self._models = models
+        self._resumer = resumer
         self._retriever = retriever
-        self._transcripts = transcripts
-        self._files = files
         self._companions = companions
-        self._metrics = metrics
         self._budgets = budgets
-        self._folder = folder
         self._system_texts = system_texts
         self._breaks = breaks
+        self._delivery = delivery
         self._own_s = OWN_TIME_S
         self._defaults = defaults
 
@@ -102,8 +70,8 @@ class Pipeline:
         self._observe(prepared)
         payload = turn_payload(prepared, body)
         if request.stream:
-            return await self._stream(prepared, payload)
-        return await self._complete(prepared, payload)
+            return await self._delivery.stream(prepared, payload)
+        return await self._delivery.whole(prepared, payload)
 
     async def prepare(self, request: ChatRequest, context: RequestContext) -> Turn | Plain:
         """Everything that is decided before the engine is called. Raises like `answer`."""
@@ -114,7 +82,7 @@ class Pipeline:
         serving = self._replicas.serving
         system = leading_system(request)
         observed = self._system_texts.observe(context.tenant, name.served, system, serving.tokenizer.count)
-        conversation = await self._resume(
+        conversation = await self._resumer.resume(
             request, context, name, bool(stores), budget, moves=observed.split is not None
         )
         if conversation is None:
@@ -125,49 +93,6 @@ class Pipeline:
         report = self._system_texts.answered(context.tenant, name.served, observed)
         turn = await self._plan(request, context, name.served, stores, conversation, budget)
         return replace(turn, volatile=report)
-
-    async def _resume(
-        self,
-        request: ChatRequest,
-        context: RequestContext,
-        name: ModelName,
-        has_stores: bool,
-        budget: Budget,
-        *,
-        moves: bool,
-    ) -> Conversation | None:
-        """The conversation with what is known of it; None for a request to pass through.
-
-        A request that states a budget hands its history to the planner, and so does one whose system text `moves`.
-        """
-        extension = request.headstart
-        kept = extension.conversation if extension else None
-        planned = has_stores or kept is not None or (extension is not None and extension.budgeted)
-        if not planned and not moves and len(request.messages) < 3:
-            return None
-        template = self._replicas.serving.template
-        conversation = read_conversation(request, template_reads_names=template is not None and template.reads_names)
-        if conversation is None:
-            if has_stores or kept is not None:
-                raise invalid("messages: retrieval needs a user message with text to search for.", "messages")
-            return None
-        if not conversation.plain:
-            if kept is not None:
-                raise invalid("headstart.conversation takes messages of plain text only.", "headstart.conversation")
-            return conversation.with_transcript(plain_transcript(conversation)) if planned else None
-        if kept is not None:
-            earlier = await self._transcripts.load(context.tenant, request.user, kept)
-            conversation = conversation.continuing(tuple(earlier))
-        resumed = await self._transcripts.resume(context.tenant, request.user, name.served, conversation.messages)
-        if not planned and not moves and not resumed.known:
-            return None
-        return conversation.with_transcript(await asyncio.to_thread(self._without_deleted, resumed, context.tenant))
-
-    def _without_deleted(self, transcript: Transcript, tenant: str) -> Transcript:
-        """Deleted text answers nothing, not from an earlier turn either."""
-        if not transcript.summary_files and not any(message.context for message in transcript.past):
-            return transcript
-        return without_files(transcript, partial(self._files.answers, tenant))
 
     async def _plan(
         self,
@@ -248,107 +173,6 @@ class Pipeline:
         """Chunks that are sent together are expected together again. Extracts are of this question alone."""
         sent = [(chunk.label, len(chunk.rendered.token_ids)) for chunk in turn.plan.chunks if chunk.form == "whole"]
         self._companions.observe(turn.context.cache_salt.encode(), sent)
-
-    async def _stream(self, turn: Turn, payload: bytes) -> StreamedAnswer:
-        sent, since = 0.0, 0
-
-        async def stream_from(replica: Replica, run: Run) -> EngineStream:
-            nonlocal sent, since
-            sent, since = elapsed_ms(turn.context), self._breaks.now()
-            return await replica.backend.stream(payload)
-
-        replica, run, stream = await send(self._replicas, turn.work, turn.context.cache_salt, stream_from)
-        run.first_token()
-        first = elapsed_ms(turn.context)
-        timing = server_timing(
-            retrieve=turn.retrieve_ms,
-            plan=turn.plan_ms,
-            queue=run.waited_s * 1000,
-            prefill=first - sent,
-            ttft=first,
-        )
-        answer = StreamedAnswer(turn.stores, timing, nothing(), stream, run)
-        passing = PassingTokens()
-
-        async def finish(
-            texts: Mapping[int, str], usage: EngineUsage
-        ) -> tuple[dict[str, Any], dict[int, list[dict[str, Any]]]]:
-            run.answered(usage, named_answer(turn.serving.tokenizer, lambda: texts.get(0)))
-            answer.timings = turn_timings(turn, run, usage, sent, first)
-            found = self._breaks.answered(replica, told_of(turn), usage.cached_tokens, run.cached_tokens, since)
-            return await self._finish(turn, replica, texts, usage, answer.timings, found)
-
-        answer.events = relay_completed(
-            stream, turn.request.wants_usage, finish, lambda data: run.streamed(passing.add(data))
-        )
-        return answer
-
-    async def _complete(self, turn: Turn, payload: bytes) -> WholeAnswer:
-        sent, since = 0.0, 0
-
-        async def complete(replica: Replica, run: Run) -> bytes:
-            nonlocal sent, since
-            sent, since = elapsed_ms(turn.context), self._breaks.now()
-            run.first_token_expected()
-            return await replica.backend.complete(payload)
-
-        replica, run, raw = await send(self._replicas, turn.work, turn.context.cache_salt, complete)
-        try:
-            body = whole_answer(raw)
-            usage = read_usage(body)
-            run.answered(usage, named_answer(turn.serving.tokenizer, lambda: only_text(body)))
-            timings = turn_timings(turn, run, usage, sent, None)
-        finally:
-            run.close()
-        found = self._breaks.answered(replica, told_of(turn), usage.cached_tokens, run.cached_tokens, since)
-        choices = read_choices(body)
-        texts = {choice.get("index", 0): choice["message"].get("content") or "" for choice in choices}
-        extension, annotations = await self._finish(turn, replica, texts, usage, timings, found)
-        for choice in choices:
-            choice["message"]["annotations"] = annotations.get(choice.get("index", 0), [])
-        body["headstart"] = extension
-        return WholeAnswer(turn.stores, orjson.dumps(body), timings)
-
-    async def _finish(
-        self,
-        turn: Turn,
-        replica: Replica,
-        texts: Mapping[int, str],
-        usage: EngineUsage,
-        timings: Timings,
-        prefix: FoundBreak | None,
-    ) -> tuple[dict[str, Any], dict[int, list[dict[str, Any]]]]:
-        """Citations from what the answers name; the turn goes into the transcripts."""
-        chunks = (*turn.plan.references, *turn.plan.chunks)
-        labels = [chunk.label for chunk in chunks]
-        named = {index: named_labels(text, labels) for index, text in texts.items()}
-        all_named = frozenset(label.label for found in named.values() for label in found)
-        if turn.conversation.plain:
-            self._metrics.observe_count(turn.prompt.tokens, usage.prompt_tokens)
-        await self._record(turn, replica, texts)
-        extension = {
-            "citations": citations_wire(chunks, all_named),
-            "plan": plan_wire(turn.plan, turn.prompt),
-            "replica": replica.name,
-            "timings": timings.wire(),
-            "prefix": prefix.wire() if prefix else None,
-            "volatile": turn.volatile.wire() if turn.volatile else None,
-        }
-        return extension, {index: annotations_wire(found, chunks) for index, found in named.items()}
-
-    async def _record(self, turn: Turn, replica: Replica, texts: Mapping[int, str]) -> None:
-        if not turn.conversation.plain:
-            return
-        request, context = turn.request, turn.context
-        for text in dict.fromkeys(texts.values()):
-            await self._transcripts.record(
-                context.tenant, request.user, turn.served_model, turn.transcript, turn.plan, text
-            )
-        kept = request.headstart.conversation if request.headstart else None
-        if kept is not None and texts:
-            said = [*turn.conversation.messages, Message("assistant", texts[min(texts)])]
-            await self._transcripts.keep(context.tenant, request.user, kept, said)
-        self._folder.after(turn, replica, texts)
 
 
 def _moved(conversation: Conversation, observed: Observed) -> tuple[Conversation, Observed]:
