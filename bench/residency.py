@@ -77,13 +77,13 @@ class Outcome:
 async def run(options: Options) -> int:
     report = Report("residency")
     requests = QUICK_REQUESTS if options.quick else options.extra.requests
-    chosen = [arm for arm in ARMS if options.extra.arm in arm.name]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         outcomes: list[tuple[Arm, Outcome]] = []
         async with AsyncExitStack() as stack:
             engine = None if options.extra.engine_url else await stack.enter_async_context(small_engine())
             url = options.extra.engine_url or (engine.url if engine else "")
+            chosen = await _possible(report, url, [arm for arm in ARMS if options.extra.arm in arm.name])
             for arm in chosen:
                 await reset(url)
                 outcomes.append((arm, await hold(arm, url, folder, requests)))
@@ -94,6 +94,15 @@ async def run(options: Options) -> int:
                 restarted = await restart_arm(stack, engine, folder, requests)
     _print(report, outcomes, restarted, options.quick, requests)
     return report.finish(options)
+
+
+async def _possible(report: Report, url: str, arms: list[Arm]) -> list[Arm]:
+    """Without those with events where the engine publishes none."""
+    async with aiohttp.ClientSession(url) as session, session.get("/kv_event_sources") as response:
+        if response.status == 200 and await response.json():
+            return arms
+    report.note("skipped: the arms with events, for this engine publishes none (--kv-events-config)")
+    return [arm for arm in arms if not arm.events]
 
 
 def engine_options(port: int, events_port: int, replay_port: int) -> EngineOptions:
@@ -148,8 +157,21 @@ async def gateway_before(url: str, folder: Path, *, events: bool) -> AsyncIterat
     async with run_gateway(settings) as gateway, AsyncExitStack() as stack:
         sessions = {tenant: await stack.enter_async_context(gateway.session(tenant)) for tenant in TENANTS}
         if events:
-            await gateway.until_metric("headstart_kv_events_consistent", 1.0, 30.0)
+            await until_told(gateway)
         yield gateway, sessions
+
+
+async def until_told(gateway: RunningGateway, limit_s: float = 60.0) -> None:
+    """Waits until the engine's events tell all that it holds. Raises EngineUnusable."""
+    deadline = time.monotonic() + limit_s
+    async with gateway.session() as session:
+        while time.monotonic() < deadline:
+            async with session.get("/readyz") as response:
+                states = [state["state"] for state in (await response.json())["kv_events"].values()]
+            if states and set(states) == {"consistent"}:
+                return
+            await asyncio.sleep(0.1)
+    raise EngineUnusable(f"Its KV events are {' and '.join(states) or 'not followed'}.")
 
 
 async def hold(arm: Arm, url: str, folder: Path, requests: int) -> Outcome:

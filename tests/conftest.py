@@ -109,7 +109,16 @@ def engine_url(uncaptured: Uncaptured) -> Iterator[str]:
     if given:
         yield given.rstrip("/")
         return
-    options = EngineOptions(port=_unused_port(), dev_mode=True)
+    events = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{_unused_port()}",
+        "replay_endpoint": f"tcp://*:{_unused_port()}",
+        "topic": "kv",
+    }
+    options = EngineOptions(
+        port=_unused_port(), dev_mode=True, extra_arguments=("--kv-events-config", json.dumps(events))
+    )
     engine = EmbeddedEngine(default_cache_dir(), options, process_environment(), Steps(Console()))
     with _running(engine, uncaptured):
         yield engine.url
