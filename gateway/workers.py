@@ -50,8 +50,8 @@ class Supervisor:
 
     The first is started alone: it makes the database and owns the data folder. The others follow together. A worker
     that ends by itself is started again after a pause that doubles up to half a minute, which is said on stderr.
-    Workers end when this process is gone, however it went. `all_ready` is called once, when all are there. Must run in
-    the main thread.
+    Workers end when this process is gone, however it went. `all_ready` is called once, when all are there. Must run
+    in the main thread.
     """
 
     def __init__(self, count: int, serve: Serve, all_ready: Callable[[], None], stop_limit_s: float) -> None:
