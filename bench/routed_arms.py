@@ -85,7 +85,9 @@ class LongestPrefix:
         tree = asked.tree()
         held = [place.outlook(tree).prefix.extended(asked.ids).cached_tokens() for place in places]
         most = max(held)
-        return self._least.least([p for p, tokens in zip(places, held, strict=True) if tokens == most]), work_of(asked)
+        return self._least.least([p for p, tokens in zip(places, held, strict=True) if tokens == most]), work_of(
+            asked
+        )
 
 
 @dataclass(slots=True)
@@ -106,7 +108,9 @@ class Score:
             free = 1.0 if longest == shortest else (longest - queue) / (longest - shortest)
             scores.append(self.prefix_weight * held + self.queue_weight * free)
         best = max(scores)
-        return self._least.least([p for p, score in zip(places, scores, strict=True) if score == best]), work_of(asked)
+        return self._least.least([p for p, score in zip(places, scores, strict=True) if score == best]), work_of(
+            asked
+        )
 
 
 @dataclass(slots=True)

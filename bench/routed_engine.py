@@ -66,6 +66,22 @@ class Card(Engine):
         self.submit([sequence])
         return answering
 
+    def _advance(self, sequence: Sequence) -> None:
+        """As the simulator's, but blocks are looked at only where one begins or is full."""
+        output, prompt_tokens = sequence.output, len(sequence.prompt)
+        sequence.ready_tokens = ready = sequence.ready_tokens + 1
+        computed = prompt_tokens + ready - 1
+        is_first, is_last = ready == 1, ready == len(output)
+        if not (is_first or is_last) and computed % BLOCK_TOKENS > 1:
+            return
+        if (allocation := sequence.allocation) is not None:
+            allocation.tokens.extend(output[len(allocation.tokens) - prompt_tokens : ready])
+            self.pool.extend(allocation, computed)
+        if is_last:
+            self.release(sequence)
+        if is_first and sequence.waiter is not None and not sequence.waiter.done():
+            sequence.waiter.set_result(None)
+
     def release(self, sequence: Sequence) -> None:
         super().release(sequence)
         answering = self._answering.pop(sequence, None)

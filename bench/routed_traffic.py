@@ -20,6 +20,7 @@ EVEN_REQUESTS = 200
 # A turn comes after the one before by at least so much of the whole run: less than that and it would come while the
 # one before is still being answered.
 LEAST_GAP_SHARE = 0.02
+WEEK_S = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,8 +83,10 @@ def logged_traffic(most: int | None = None) -> Traffic:
         Asked(number, line["session_id"], ids, block_hashes(ids, BLOCK_TOKENS), max(1, int(line["output_length"])))
         for number, (line, ids) in enumerate(zip(logged, prompts, strict=True))
     )
-    times = np.maximum.accumulate(np.array([float(line["timestamp"]) for line in logged]))
-    return Traffic(asked, times)
+    seconds = np.array([float(line["timestamp"]) for line in logged])
+    # The log is of two weeks, each of which begins at 0.
+    weeks = np.cumsum(np.diff(seconds, prepend=0.0) < 0)
+    return Traffic(asked, np.maximum.accumulate(seconds + weeks * WEEK_S))
 
 
 def _prompts(trace: Trace, count: int) -> list[tuple[int, ...]]:
