@@ -179,7 +179,7 @@ async def until_told(gateway: RunningGateway, limit_s: float = 60.0) -> None:
 
 
 async def hold(arm: Arm, url: str, folder: Path, requests: int) -> Outcome:
-    async with gateway_before(url, folder, events=arm.events) as (gateway, sessions):
+    async with gateway_before(url, folder, events=arm.events) as (_, sessions):
         traffics = [Traffic(MODEL_NAME, SEED + number) for number in range(arm.clients)]
         unanswered = await run_clients(sessions, traffics, requests)
         return Outcome(await predictions(sessions), await _evictions(sessions), unanswered)
