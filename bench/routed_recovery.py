@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bench.report import Report
+from bench.report import Cell, Report
 from bench.routed_traffic import Asked
 from bench.routed_world import Arm, Death, Outcome, serve
 
@@ -18,7 +18,7 @@ def recovery(report: Report, arms: Sequence[Arm], asked: Sequence[Asked], replic
     length_s = asked[-1].at_s
     death = Death(DIES_AT * length_s, BACK_AT * length_s)
     window_s = length_s / WINDOWS
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for arm in arms:
         with_death = serve(arm, asked, replicas, death).outcomes
         undisturbed = serve(arm, asked, replicas).outcomes
@@ -42,7 +42,8 @@ def recovery(report: Report, arms: Sequence[Arm], asked: Sequence[Asked], replic
         report.require(f"{arm.name}: every request that had no first byte was answered elsewhere", failed == 0)
     columns = ("p90 ms, windows from one before the death", *("-1", "0", "1", "2", "3", "4", "5"))
     report.table(
-        f"One of {replicas} replicas dead from {death.at_s:.1f} to {death.back_s:.1f} s of {length_s:.1f}, windows of {window_s:.1f} s",
+        f"One of {replicas} replicas dead from {death.at_s:.1f} to {death.back_s:.1f} s of {length_s:.1f}, "
+        f"windows of {window_s:.1f} s",
         (*columns, f"s until within {NORMAL:g}x", "retried", "broken off", "failed"),
         rows,
     )

@@ -14,9 +14,9 @@ from cache.prompt_tree import PromptTree
 from cache.residency import Residency
 
 BLOCK_TOKENS = 16
-# Requests that come in the same time, however many came in the same hours of the log: its nights and days are gone,
-# its bursts of minutes stay.
-EVEN_REQUESTS = 200
+# So many requests take the same time, however many came in the same hours of the log: its hours become parts of a
+# second here, and a service with thousands of times its users has no night in each second. Bursts within stay.
+EVEN_REQUESTS = 20
 # A turn comes after the one before by at least so much of the whole run: less than that and it would come while the
 # one before is still being answered.
 LEAST_GAP_SHARE = 0.02
@@ -104,4 +104,4 @@ def _evened(times: Sequence[float] | np.ndarray) -> np.ndarray:
     ordered = np.sort(times)
     places = np.unique([*range(0, len(ordered), EVEN_REQUESTS), len(ordered) - 1])
     bounds, keep = np.unique(ordered[places], return_index=True)
-    return np.interp(times, bounds, places[keep] / (len(ordered) - 1))
+    return np.asarray(np.interp(times, bounds, places[keep] / (len(ordered) - 1)))
