@@ -173,9 +173,10 @@ class Replicas:
             )
         forecast = work.forecast
         planned = None if forecast is None else self.get(forecast.replica)
+        if len(candidates) == 1 and (forecast is None or planned is candidates[0]):
+            # Nothing to choose between, and no forecast that is of another.
+            return candidates[0], work
         if planned is not None and planned in candidates and forecast is not None:
-            if len(candidates) == 1:
-                return planned, work
             later_s = planned.pacer.wait_s(forecast.prefill_s) - forecast.queue_s
             if later_s <= STALE_SHARE * forecast.ttft_s:
                 return planned, work
