@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import random
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ PASSAGE_WORDS = (25, 110)
 MOST_WORDS = 560
 """Of a conversation; longer ones are not gone on with: four of them must fit into the cache at once."""
 KEPT = 10
+PROGRESS_S = 15.0
 
 Sessions = Mapping[str, aiohttp.ClientSession]
 """A tenant's connections to the gateway."""
@@ -125,12 +127,16 @@ async def run_clients(sessions: Sessions, traffics: Sequence[Traffic], requests:
     """Each client asks one request after the other, `requests` in all; how many were not answered."""
     left = requests
     failed = 0
+    began = said = time.monotonic()
 
     async def client(traffic: Traffic) -> None:
-        nonlocal left, failed
+        nonlocal left, failed, said
         while left > 0:
             left -= 1
             failed += not await traffic.ask(sessions)
+            if time.monotonic() - said >= PROGRESS_S:
+                said = time.monotonic()
+                print(f"  {requests - left} of {requests} requests sent, {said - began:.0f} s", flush=True)
 
     async with asyncio.TaskGroup() as group:
         for traffic in traffics:
