@@ -77,6 +77,11 @@ class Residency:
         """Blocks that no running request holds: empty, or with contents that may be evicted."""
         return self._queue.free
 
+    @property
+    def clears(self) -> int:
+        """How often all that was held was gone at once: the same as in `counts`, for every request to ask."""
+        return self._counts.clears
+
     def counts(self) -> ResidencyCounts:
         return replace(self._counts, evictions=self._queue.evictions, resident_blocks=len(self._queue.resident))
 

@@ -179,7 +179,7 @@ def _block_size(replica: Replica) -> int:
 def _epoch(replica: Followed) -> Hashable:
     """Another one whenever what the replica held is gone."""
     residency = replica.residency
-    return replica.facts.started_s, residency, None if residency is None else residency.counts().clears
+    return replica.facts.started_s, residency, None if residency is None else residency.clears
 
 
 def _tag(salt: str) -> bytes:
