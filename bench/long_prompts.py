@@ -214,10 +214,12 @@ async def _compare(report: Report, engine: Server, ours: Server, cases: Sequence
     for case in cases:
         direct_s, ours_s = [], []
         lags: list[float] = []
+        cpu_s = 0.0
         for number, pair in enumerate(case.pairs):
             direct = await run_streams(engine, iter([pair.direct]), 1, 1)
             sent = run_streams(ours, iter([pair.ours]), 1, 1)
             # Every second one alone: whoever asks beside it takes time as well.
+            before_s = ours.cpu_s()
             through, beside = (await sent, []) if number % 2 else await _beside(ours, sent)
             if not number:
                 continue
@@ -225,12 +227,22 @@ async def _compare(report: Report, engine: Server, ours: Server, cases: Sequence
             direct_s.append(direct[0].first_s)
             if number % 2:
                 ours_s.append(through[0].first_s)
+                cpu_s += ours.cpu_s() - before_s
         added_ms = percentile_ms(ours_s, 0.5) - percentile_ms(direct_s, 0.5)
         worst_ms = max(worst_ms, added_ms)
         with_lag += lags
         figures = [percentile_ms(values, 0.5) for values in (direct_s, ours_s)]
-        rows.append([case.name, *figures, added_ms, percentile_ms(lags, 0.5), percentile_ms(lags, 0.99)])
-    columns = ("case", "direct TTFT p50 ms", "ours", "added p50 ms", "small request beside p50 ms", "p99 ms")
+        cpu_ms = cpu_s * 1000 / len(ours_s)
+        rows.append([case.name, *figures, added_ms, cpu_ms, percentile_ms(lags, 0.5), percentile_ms(lags, 0.99)])
+    columns = (
+        "case",
+        "direct TTFT p50 ms",
+        "ours",
+        "added p50 ms",
+        "our CPU ms a request",
+        "small request beside p50 ms",
+        "p99 ms",
+    )
     report.table(f"Prompts of {PROMPT_TOKENS:,} tokens, engine TTFT {ENGINE_TTFT_MS} ms", columns, rows)
     idle_ms = percentile_ms(idle, 0.5)
     report.note(f"A small request alone takes {idle_ms:.2f} ms (p99 {percentile_ms(idle, 0.99):.2f} ms).")
