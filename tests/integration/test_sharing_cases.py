@@ -214,15 +214,11 @@ async def test_a_summary_that_one_gateway_made_is_used_by_another(
     given = {"fold_high_tokens": 500, "fold_low_tokens": 250, "summary": "extract"}
     async with fleet(tmp_path, model_dir, redis_url=redis_url, **given) as fleet_:
         one, two = await fleet_.add(), await fleet_.add()
-        messages: list[dict[str, str]] = []
 
         async def say(gateway: RunningGateway, question: str) -> str:
             """The system text as the engine got it."""
-            messages.append({"role": "user", "content": question})
-            body = {"model": "sim-model", "messages": messages, "max_tokens": 16}
-            async with gateway.session() as session, session.post("/v1/chat/completions", json=body) as response:
-                message = (await response.json())["choices"][0]["message"]
-            messages.append({"role": "assistant", "content": message["content"]})
+            reply = await gateway.ask("sim-model", question, max_tokens=16, headstart={"conversation": "boats"})
+            assert reply.status == 200
             sent = [r.body["messages"] for sim in fleet_.sims for r in sim.generations]
             [mine] = [asked for asked in sent if asked[-1]["content"] == question]
             return str(mine[0]["content"])
@@ -231,4 +227,6 @@ async def test_a_summary_that_one_gateway_made_is_used_by_another(
             if SUMMARY_MARK in await say(one, f"Boat {number} lies in berth {number * 7}. {text(number, 30)}"):
                 break
             await asyncio.sleep(0.05)
+        else:
+            raise AssertionError("nothing was folded")
         assert SUMMARY_MARK in await say(two, "Where does boat 1 lie?")

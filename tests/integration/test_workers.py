@@ -22,6 +22,9 @@ from bench.reply import Reply, read_reply
 HEADSTART = (sys.executable, "-m", "gateway.cli.main")
 ROOT = Path(__file__).parents[2]
 
+# Processes load their models one after the other; on a busy machine that takes a while.
+pytestmark = pytest.mark.timeout(300)
+
 
 class Served:
     """A running `serve`. Every request opens a connection of its own, so that any worker may take it."""
