@@ -14,6 +14,8 @@ from cache.told_blocks import ToldBlocks
 __all__ = ["Lease", "Residency", "ResidencyCounts", "ResidentPrefix", "resident_path"]
 
 
+MOST_UNNAMED = 64
+"""Requests that are over and whose answers' blocks events may still name: these come a moment late."""
 DENIALS = 8
 """So many predicted hits in a row of which the engine reports nothing, and it is taken to reuse no prefixes."""
 
@@ -64,6 +66,7 @@ class Residency:
         self.told_all = False
         """Whether the engine's events tell all that it holds; then its reports lead to no conclusions beside them."""
         self._running: dict[Lease, None] = {}
+        self._unnamed: deque[Lease] = deque(maxlen=MOST_UNNAMED)
         self._waiting: deque[Lease] = deque()
         self._counts = ResidencyCounts()
         self._engine = 0
@@ -159,7 +162,8 @@ class Residency:
         first = lease.known
         lease.name_block(key)
         self._name(lease, first)
-        self._grown(lease)
+        if not lease.ended:
+            self._grown(lease)
 
     def ran_unknown(self, tokens: int) -> None:
         """A request whose ids are not known has run and is over: blocks for so many uncached tokens were evicted."""
@@ -185,6 +189,8 @@ class Residency:
         if lease in self._running:
             if not lease.ran:
                 self._forget_computed(lease)
+            elif lease.known < len(lease.blocks):
+                self._unnamed.append(lease)
             self._vacate(lease)
         self._admit_waiting()
 
@@ -223,6 +229,7 @@ class Residency:
         self._queue.clear()
         self.told.clear()
         self._running.clear()
+        self._unnamed.clear()
         self._waiting.clear()
         self._counts = replace(self._counts, clears=self._counts.clears + 1)
 
@@ -292,8 +299,8 @@ class Residency:
         self._take(lease, missing)
 
     def _growing(self, parent: bytes, packed_block: bytes) -> Lease | None:
-        """The running request whose answer fills this block."""
-        for lease in self._running:
+        """The request whose answer fills this block: a running one, or one that ended before the event came."""
+        for lease in (*self._running, *reversed(self._unnamed)):
             if lease.ran and lease.parent == parent and packed_block.startswith(lease.tail or b""):
                 return lease
         return None

@@ -31,7 +31,7 @@ def named_answer(tokenizer: Tokenizer, text: Callable[[], str | None]) -> NamedA
 
 def name_soon(residency: Residency, lease: Lease, answer: NamedAnswer, usage: EngineUsage) -> None:
     """Names the blocks that the answer has left, once the loop has done what it is at."""
-    if usage.output_tokens is None or not _has_blocks(lease, usage.output_tokens) or residency.told_all:
+    if usage.output_tokens is None or not _has_blocks(lease, usage.output_tokens):
         return
     asyncio.get_running_loop().call_soon(_name, residency, lease, answer, usage)
 
