@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from gateway.elsewhere import Elsewhere, Turns
 from gateway.queueing import Prefill, Queued, batch_s, limit_tokens, released, turn_order, wait_s
 from gateway.tickets import Batch, Ticket
 from latency.speed import SpeedEstimate
 
 __all__ = ["Background", "Elsewhere", "Pacer", "Prefill", "QueueFull", "Ticket"]
 
-# A request that has waited longer at another gateway goes first, if it goes within so long.
-YIELD_S = 0.03
 _YIELD_STEP_S = 0.005
 _LEAST_DELAY_S = 0.0005
 
@@ -25,17 +24,6 @@ class QueueFull(Exception):
     def __init__(self, wait_s: float) -> None:
         super().__init__(f"The queue is full; the predicted wait is {wait_s:.3f} s.")
         self.wait_s = wait_s
-
-
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """What waits for this replica at other gateways: predicted prefill seconds, and since when the oldest waits.
-
-    `oldest_s` is a time of the pacer's clock, None while nothing waits.
-    """
-
-    seconds: float = 0.0
-    oldest_s: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -61,8 +49,7 @@ class Pacer:
         self._decoding: set[Ticket] = set()
         self._numbers = 0
         self._passed_s = 0.0
-        self._elsewhere = Elsewhere()
-        self._yielding_s: float | None = None
+        self._turns = Turns()
         self._queue_changed: Callable[[], None] = lambda: None
         self._release_due: asyncio.Handle | None = None
         self._background: Background | None = None
@@ -118,7 +105,7 @@ class Pacer:
         if not self._enabled:
             return rest_s
         # Gateways take turns by who waits longest, and this one would be the latest.
-        rest_s += self._elsewhere.seconds
+        rest_s += self._turns.elsewhere.seconds
         if not queue and not rest_s:
             return rest_s
         tokens, fixed_s = 0, 0.0
@@ -138,7 +125,7 @@ class Pacer:
 
     def elsewhere(self, waiting: Elsewhere) -> None:
         """What waits at all other gateways from now on."""
-        self._elsewhere = waiting
+        self._turns.elsewhere = waiting
 
     def foreign(self, job: Prefill, began_s: float) -> Ticket:
         """Another gateway released a prefill: it is before all that is released later, as if released here.
@@ -147,7 +134,7 @@ class Pacer:
         """
         if self._background is not None:
             self._background.abandoned.set()
-        self._yielding_s = None
+        self._turns.other_went()
         ticket = Ticket(self._prefilled, job, 0.0, began_s)
         self._launch([ticket], began_s)
         return ticket
@@ -244,7 +231,7 @@ class Pacer:
         if not count:
             self._release_at(self._recheck_s(now_s))
             return
-        if self._yields(now_s):
+        if self._turns.yields(min(queued.entered_s for queued in self._queue), now_s):
             self._release_at(_YIELD_STEP_S)
             return
         tickets = []
@@ -260,19 +247,6 @@ class Pacer:
         self._launch(tickets, now_s)
         self._queue_changed()
         self._release_soon()
-
-    def _yields(self, now_s: float) -> bool:
-        """Whether it is another gateway's turn: two would else release twice as much as the engine should have."""
-        oldest_s = self._elsewhere.oldest_s
-        if oldest_s is None or oldest_s >= min(queued.entered_s for queued in self._queue):
-            self._yielding_s = None
-            return False
-        if self._yielding_s is None:
-            self._yielding_s = now_s
-        if now_s - self._yielding_s < YIELD_S:
-            return True
-        self._yielding_s = None
-        return False
 
     def _recheck_s(self, now_s: float) -> float:
         """Seconds until the next batch is due, if no first token comes before."""
