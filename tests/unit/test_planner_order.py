@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cache.residency import Residency
 from latency.model import PrefillModel
@@ -127,3 +129,24 @@ def test_other_orders_take_no_notice_of_caches_and_counts(order: ChunkOrder) -> 
     plain = planned("abcde", limits=limits)
     residency = holding(planned("edcba"), planned("cab"))
     assert names(planned("abcde", residency, limits=limits, past=known("ce", "ce").of(KEY))) == names(plain)
+
+
+@given(
+    st.lists(st.permutations("abcdefg").map(lambda letters: "".join(letters[:4])), min_size=1, max_size=5),
+    st.integers(0, 2),
+    st.sampled_from([None, SPEED]),
+)
+@settings(deadline=None, max_examples=30)
+def test_no_order_changes_which_chunks_are_sent(
+    requests: list[str], pin_last: int, speed: SpeedEstimate | None
+) -> None:
+    residency, companions = Residency(16, 60), Companions()
+    for asked in requests:
+        past = companions.of(KEY)
+        plan = planned(asked, residency, limits=replace(LIMITS, pin_last=pin_last), speed=speed, past=past)
+        assert sorted(names(plan)) == sorted(asked)
+        assert names(plan).endswith(asked[:pin_last][::-1])
+        lease = residency.begin(BUILDER.render(plan).token_ids or ())
+        residency.generated(lease, [0])
+        residency.end(lease)
+        companions.observe(KEY, [(one.label, 100) for one in plan.chunks])
