@@ -99,7 +99,9 @@ class Settings(BaseSettings):
     cache_dir: Path = Field(
         default_factory=default_cache_dir, description="Folder of prepared models; safe to delete."
     )
-    redis_url: str = Field("", description="Redis for transcripts, query embeddings and what gateways tell each other; empty: memory.")
+    redis_url: str = Field(
+        "", description="Redis for transcripts, query embeddings and what gateways tell each other; empty: memory."
+    )
     memory_store_bytes: int = Field(
         256 * 2**20,
         ge=2**20,
