@@ -127,7 +127,7 @@ async def test_two_gateways_foresee_what_engines_hold_as_well_as_one(
     print(f"predicted and reported: one {by_one}, two {by_two}, two that share nothing {by_strangers}")
     assert by_one.reported > 0.2
     assert by_two.points <= by_one.points + 2.0
-    assert by_two.reported >= by_one.reported - 0.04, "what is resident is found again by whichever gateway"
+    assert by_two.reported >= by_one.reported - 0.1, "what is resident is found again by whichever gateway"
     assert by_strangers.points > by_two.points + 2.0, "the test can tell"
 
 
