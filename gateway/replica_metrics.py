@@ -45,9 +45,7 @@ def _figures() -> Mapping[tuple[str, str], Read]:
         ("headstart_resident_blocks", "Blocks that the engine's prefix cache is believed to hold"): (
             _count("resident_blocks")
         ),
-        ("headstart_evicted_blocks", "Blocks that left the picture of the engine's cache because others needed them"): (
-            _count("evictions")
-        ),
+        ("headstart_evicted_blocks", "Blocks that left that picture because others needed them"): _count("evictions"),
         ("headstart_cached_predictions_exact", "Prompts whose cached tokens were predicted exactly"): _count("exact"),
         ("headstart_cached_predictions_over", "Prompts of which the engine held less than predicted"): _count("over"),
         ("headstart_cached_predictions_under", "Prompts of which the engine held more than predicted"): (
