@@ -2,9 +2,10 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 from bench.routed_engine import KV_TOKENS, SPEED, Address, Answering
-from bench.routed_traffic import BLOCK_TOKENS, Asked
+from bench.routed_traffic import BLOCK_TOKENS
 from cache.prompt_tree import PromptTree
 from cache.residency import Residency
 from gateway.health import Health
@@ -68,13 +69,9 @@ class Place:
         prefix = NothingHeld() if self.residency is None else self.residency.prefix(tree=tree)
         return Outlook(self.name, SPEED, self.pacer.wait_s, prefix, self.pacer.decoding)
 
-    def cached_tokens(self, asked: Asked) -> int:
-        """What it is believed to hold of the prompt."""
-        return self.outlook(asked.tree()).prefix.extended(asked.ids).cached_tokens()
-
-    async def enter(self, asked: Asked, work: Work) -> Run:
+    async def enter(self, work: Work) -> Run:
         """Its turn to prefill; with what the picture says now where nothing was foreseen."""
-        forecast = work.forecast or foreseen(work, self.outlook(asked.tree()))
+        forecast = work.forecast or foreseen(work, self.outlook(tree_of(work)))
         assert forecast is not None
         job = Prefill(forecast.uncached_tokens, forecast.cached_tokens, forecast.prefill_s, work.deadline_s)
         ticket = await self.pacer.enter(job)
@@ -85,23 +82,24 @@ class Place:
             NoLessons(),
             salt="",
             decoding=self.pacer.decoding,
-            closed=self._left,
+            closed=partial(self._left, self.health.began()),
             clock=self._clock,
         )
         self.runs.add(run)
-        self.health.began()
         return run
 
-    def _left(self, run: Run) -> None:
+    def _left(self, trial: int, run: Run) -> None:
         self.runs.discard(run)
-        self.health.left()
+        self.health.left(trial)
 
 
-def work_of(asked: Asked) -> Work:
-    return Work(len(asked.ids), asked.ids, asked.hashes, None, None)
+def tree_of(work: Work) -> PromptTree:
+    """The prompt hashed already, to be followed on any number of replicas."""
+    tree = PromptTree(BLOCK_TOKENS)
+    if work.token_ids is not None:
+        tree.hashed(work.token_ids, work.hashes)
+    return tree
 
 
-def usage_of(asked: Asked, answering: Answering) -> EngineUsage:
-    return EngineUsage(
-        prompt_tokens=len(asked.ids), cached_tokens=answering.cached_tokens, output_tokens=asked.output_tokens
-    )
+def usage_of(work: Work, output_tokens: int, answering: Answering) -> EngineUsage:
+    return EngineUsage(prompt_tokens=work.tokens, cached_tokens=answering.cached_tokens, output_tokens=output_tokens)

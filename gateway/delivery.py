@@ -18,12 +18,13 @@ from gateway.answers import (
 from gateway.backends.vllm import EngineStream
 from gateway.folding import Folder
 from gateway.metrics import Metrics
+from gateway.payload import EngineRequest
 from gateway.prefix import FoundBreak, PrefixBreaks, told_of
 from gateway.relay import relay_completed
 from gateway.replica import Replica
 from gateway.replicas import Replicas
 from gateway.runs import Run
-from gateway.sending import send
+from gateway.sending import begin, send
 from gateway.streamed_text import PassingTokens
 from gateway.timings import EngineUsage, Timings, server_timing
 from gateway.turns import StreamedAnswer, Turn, WholeAnswer, elapsed_ms, nothing, turn_timings
@@ -50,13 +51,13 @@ class Delivery:
         self._folder = folder
         self._breaks = breaks
 
-    async def stream(self, turn: Turn, payload: bytes) -> StreamedAnswer:
+    async def stream(self, turn: Turn, payload: EngineRequest) -> StreamedAnswer:
         sent, since = 0.0, 0
 
         async def stream_from(replica: Replica, run: Run) -> EngineStream:
             nonlocal sent, since
             sent, since = elapsed_ms(turn.context), self._breaks.now()
-            return await replica.backend.stream(payload)
+            return await begin(replica, payload)
 
         replica, run, stream = await send(self._replicas, turn.work, turn.context.cache_salt, stream_from)
         run.first_token()
@@ -84,14 +85,14 @@ class Delivery:
         )
         return answer
 
-    async def whole(self, turn: Turn, payload: bytes) -> WholeAnswer:
+    async def whole(self, turn: Turn, payload: EngineRequest) -> WholeAnswer:
         sent, since = 0.0, 0
 
         async def complete(replica: Replica, run: Run) -> bytes:
             nonlocal sent, since
             sent, since = elapsed_ms(turn.context), self._breaks.now()
             run.first_token_expected()
-            return await replica.backend.complete(payload)
+            return await replica.backend.complete(payload.to(replica.facts))
 
         replica, run, raw = await send(self._replicas, turn.work, turn.context.cache_salt, complete)
         try:

@@ -22,7 +22,7 @@ class Health:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._trying = False
+        self._trial = self._trials = 0
         self._failed_request = False
         self._faults = 0
         self._pause_s = FIRST_PAUSE_S
@@ -32,7 +32,7 @@ class Health:
 
     @property
     def takes_requests(self) -> bool:
-        return self.state == "ok" or (self.state == "half_open" and not self._trying)
+        return self.state == "ok" or (self.state == "half_open" and not self._trial)
 
     @property
     def since_s(self) -> float:
@@ -44,17 +44,22 @@ class Health:
         """Until the next probe of a replica that is down."""
         return self._pause_s
 
-    def began(self) -> None:
-        """A request leaves for it."""
-        self._trying = self.state == "half_open"
+    def began(self) -> int:
+        """A request leaves for it, or waits for that. The number of the trial that it is, 0 for none."""
+        if self.state != "half_open" or self._trial:
+            return 0
+        self._trials += 1
+        self._trial = self._trials
+        return self._trial
 
-    def left(self) -> None:
-        """A request ended without telling anything: its client left."""
-        self._trying = False
+    def left(self, trial: int) -> None:
+        """The request with this number ended, perhaps without telling anything: its client left."""
+        if trial == self._trial:
+            self._trial = 0
 
     def succeeded(self) -> None:
         """A request got its first byte."""
-        self._trying = self._failed_request = False
+        self._trial, self._failed_request = 0, False
         self._faults = 0
         self._pause_s = FIRST_PAUSE_S
         self._become("ok", None)
@@ -63,7 +68,7 @@ class Health:
         """A request found no engine, or the engine broke off."""
         if self._failed_request and self.state != "down":
             self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
-        self._trying, self._failed_request = False, True
+        self._trial, self._failed_request = 0, True
         self._become("down", error)
 
     def faulted(self, error: str) -> None:

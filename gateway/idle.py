@@ -7,19 +7,19 @@ from typing import Any, TypeVar
 
 from gateway.answers import read_usage, whole_answer
 from gateway.pacing import Background
-from gateway.payload import engine_body
+from gateway.payload import EngineRequest, engine_body
 from gateway.prefix import PrefixBreaks, plain_told
 from gateway.replica import Replica
 from gateway.timings import EngineUsage
 from gateway.turns import Turn
-from gateway.wire import TEMPLATE_FIELDS, to_json
+from gateway.wire import TEMPLATE_FIELDS
 from prompt_builder.types import Prompt
 
 Result = TypeVar("Result")
 
 
 class Abandoned(Exception):
-    """A user's request came; the engine's request was aborted."""
+    """A user's request came and the engine's request was aborted; or the engine is to have no new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,13 @@ async def ask_idle(
 ) -> IdleAnswer:
     """A greedy answer to a prompt of this turn's conversation, under its tenant's salt. Raises Abandoned, ApiError.
 
-    What it leaves in the engine's cache goes into the replica's residency.
+    What it leaves in the engine's cache goes into the replica's residency. An engine that was taken off the list
+    while the work waited is asked nothing more.
     """
+    if replica.draining:
+        raise Abandoned
     residency, salt = replica.residency, turn.context.cache_salt
-    payload = to_json(_fields(turn, prompt, max_tokens))
+    payload = EngineRequest(_fields(turn, prompt, max_tokens), salt).to(replica.facts)
     lease = None
     if residency is not None and prompt.token_ids is not None:
         lease = residency.begin(prompt.token_ids, salt)
@@ -82,7 +85,7 @@ def _fields(turn: Turn, prompt: Prompt, max_tokens: int) -> dict[str, Any]:
     stated = turn.request.model_extra or {}
     # Where the engine applies its template, it must do so as for the user's requests.
     shaping = {name: stated[name] for name in TEMPLATE_FIELDS if stated.get(name) is not None}
-    fields = engine_body(shaping, turn.context, turn.served_model, turn.serving, stream=False)
+    fields = engine_body(shaping, turn.served_model, stream=False)
     fields["messages"] = [{"role": message.role, "content": message.content} for message in prompt.messages]
     fields |= {"max_tokens": max_tokens, "temperature": 0}
     if prompt.token_ids is not None:

@@ -13,14 +13,14 @@ from gateway.answers import only_text, read_usage, whole_answer
 from gateway.backends.vllm import EngineStream
 from gateway.budgets import Budget
 from gateway.context import RequestContext
-from gateway.payload import engine_body
+from gateway.payload import EngineRequest, engine_body
 from gateway.planning import forecast_plain, refuse_if_late
 from gateway.prefix import PrefixBreaks, plain_told
 from gateway.relay import relay_unchanged
 from gateway.replica import Replica
 from gateway.replicas import Replicas
 from gateway.runs import Run, Work
-from gateway.sending import send
+from gateway.sending import begin, send
 from gateway.serving import Serving
 from gateway.streamed_text import StreamedText
 from gateway.timings import EngineUsage, server_timing
@@ -58,16 +58,19 @@ async def pass_through(
 ) -> StreamedAnswer | WholeAnswer:
     """Only an answer that the model's window has no room for is cut to fit. Raises ApiError."""
     budget = plain.budget
-    fields = engine_body(body, context, plain.served_model, plain.serving, stream=bool(request.stream))
+    fields = engine_body(body, plain.served_model, stream=bool(request.stream))
     if _size_bytes(request) > SMALL_BYTES:
         work, room, prompt = await asyncio.to_thread(_measure, replicas, request, context, plain)
     else:
         work, room, prompt = _measure(replicas, request, context, plain)
-    refuse_if_late(replicas.hurried(work.forecast, work.deadline_s), budget)
+    forecasts = replicas.hurried(replicas.forecasts(work, context.cache_salt), work.deadline_s)
+    in_time = refuse_if_late(forecasts, budget)
+    if in_time is not None and budget.strict:
+        work = replace(work, forecast=in_time)
     if room is not None:
         fields.pop("max_completion_tokens", None)
         fields["max_tokens"] = room
-    payload = to_json(fields)
+    payload = EngineRequest(fields, context.cache_salt)
     sent, since = 0.0, 0
 
     def observe(replica: Replica, run: Run, usage: EngineUsage, said: Callable[[], str | None]) -> None:
@@ -82,7 +85,7 @@ async def pass_through(
             nonlocal sent, since
             sent, since = elapsed_ms(context), breaks.now()
             run.first_token_expected()
-            return await replica.backend.complete(payload)
+            return await replica.backend.complete(payload.to(replica.facts))
 
         replica, run, raw = await send(replicas, work, context.cache_salt, complete)
         try:
@@ -98,7 +101,7 @@ async def pass_through(
     async def stream_from(replica: Replica, run: Run) -> EngineStream:
         nonlocal sent, since
         sent, since = elapsed_ms(context), breaks.now()
-        return await replica.backend.stream(payload)
+        return await begin(replica, payload)
 
     replica, run, stream = await send(replicas, work, context.cache_salt, stream_from)
     run.first_token()

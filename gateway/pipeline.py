@@ -66,7 +66,11 @@ class Pipeline:
         prepared = await self.prepare(request, context)
         if isinstance(prepared, Plain):
             return await pass_through(self._replicas, self._breaks, request, body, context, prepared)
-        refuse_if_late(self._replicas.hurried(prepared.plan.forecast, prepared.work.deadline_s), prepared.budget)
+        work = prepared.work
+        forecasts = self._replicas.forecasts(work, context.cache_salt)
+        in_time = refuse_if_late(self._replicas.hurried(forecasts, work.deadline_s), prepared.budget)
+        if in_time is not None and prepared.budget.strict:
+            prepared = replace(prepared, plan=replace(prepared.plan, forecast=in_time))
         self._observe(prepared)
         payload = turn_payload(prepared, body)
         if request.stream:

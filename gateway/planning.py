@@ -1,6 +1,6 @@
 """From a conversation and its candidates to a plan and its prompt; and what a budget makes of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gateway.answers import forecast_wire
@@ -77,17 +77,28 @@ def within_total(plan: Plan, budget: Budget, speed: SpeedEstimate | None, window
     return replace(plan, max_tokens=tokens, dropped=(*plan.dropped, cut))
 
 
-def refuse_if_late(forecast: Forecast | None, budget: Budget) -> None:
-    """Raises ApiError, with the prediction, for a strict budget that is predicted to be missed.
+def refuse_if_late(forecasts: Iterable[Forecast], budget: Budget) -> Forecast | None:
+    """The first of the forecasts that keeps a strict budget; the first of all where nothing must be kept.
+
+    Raises ApiError, with the least prediction, where all are predicted to miss it.
 
     A total budget is missed where it leaves no time for one token. 429 with Retry-After when an idle engine would
     keep the budget, 400 when nothing would. Without a prediction nothing is refused: only what is proven not to fit.
     """
-    if not budget.strict or forecast is None:
-        return
-    for limit_s, source in ((budget.ttft_s, budget.source), (budget.total_s, TOTAL_FIELD)):
-        if limit_s is not None and forecast.safe_ttft_s > limit_s:
-            raise _refusal(forecast, limit_s, source)
+    limits = [(budget.ttft_s, budget.source), (budget.total_s, TOTAL_FIELD)]
+    stated = [(limit_s, source) for limit_s, source in limits if limit_s is not None] if budget.strict else []
+    missed: list[Forecast] = []
+    for forecast in forecasts:
+        if all(forecast.safe_ttft_s <= limit_s for limit_s, _ in stated):
+            return forecast
+        missed.append(forecast)
+    if not missed:
+        return None
+    # A replica that would keep it if it were idle is worth coming again for.
+    idle = [each for each in missed if all(each.safe_ttft_s - each.queue_s <= limit_s for limit_s, _ in stated)]
+    told = min(idle or missed, key=lambda each: each.safe_ttft_s)
+    limit_s, source = next((limit_s, source) for limit_s, source in stated if told.safe_ttft_s > limit_s)
+    raise _refusal(told, limit_s, source)
 
 
 def _refusal(forecast: Forecast, limit_s: float, source: str | None) -> ApiError:

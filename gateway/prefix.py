@@ -128,7 +128,7 @@ class PrefixBreaks:
 
     def foreign(self, replica: Followed, blocks: Sequence[bytes]) -> None:
         """Another gateway's prompt was computed, of which only the blocks are known."""
-        self._sent.record_foreign(replica.endpoint.name, _epoch(replica), blocks)
+        self._sent.record_foreign(_key(replica), _epoch(replica), blocks)
 
     def foretold(self, replica: Replica, told: Told, cached_tokens: int) -> FoundBreak | None:
         """Where a prompt would break if it were sent now."""
@@ -139,17 +139,17 @@ class PrefixBreaks:
 
     def forget(self, replica: Replica) -> None:
         """The replica is gone."""
-        self._sent.forget(replica.name)
+        self._sent.forget(_key(replica))
 
     def _view(self, replica: Replica, told: Told, since: int) -> SentView:
-        return self._sent.view(replica.name, _epoch(replica), since, _tag(told.salt))
+        return self._sent.view(_key(replica), _epoch(replica), since, _tag(told.salt))
 
     def _record(self, replica: Replica, told: Told, cached_tokens: int, block_size: int, view: SentView) -> None:
         prompt = told.prompt
         if prompt.token_ids is None or len(prompt.block_hashes) != len(prompt.token_ids) // block_size:
             return
         places = places_to_record(prompt, told.story, cached_tokens, block_size, told.salt, view)
-        self._sent.record(replica.name, _epoch(replica), prompt.block_hashes, places, _tag(told.salt))
+        self._sent.record(_key(replica), _epoch(replica), prompt.block_hashes, places, _tag(told.salt))
 
     def _count_apart(self, found: PrefixBreak, prompt: Prompt) -> None:
         self._apart += 1
@@ -174,6 +174,12 @@ def _find(replica: Replica, told: Told, cached_tokens: int, block_size: int, vie
 def _block_size(replica: Replica) -> int:
     """0 where nothing can be reused, or is known to be."""
     return 0 if replica.facts.prefix_caching is False else replica.facts.block_size or 0
+
+
+def _key(replica: Followed) -> str:
+    """An engine of the same name at another address is another one, also while the first is drained."""
+    endpoint = replica.endpoint
+    return f"{endpoint.name} {endpoint.url} {endpoint.host}"
 
 
 def _epoch(replica: Followed) -> Hashable:

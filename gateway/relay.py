@@ -121,7 +121,15 @@ def _completed(
     return b"".join(data_event(orjson.dumps(chunk)) for chunk in held)
 
 
-def reported_error(event: bytes) -> ApiError | None:
+class EngineError(ApiError):
+    """An error that the engine reports where an answer should be; `engine_status` is its own number for it."""
+
+    def __init__(self, engine_status: int | None, message: str) -> None:
+        super().__init__(ErrorKind.BAD_ENGINE, message, code="engine_error")
+        self.engine_status = engine_status
+
+
+def reported_error(event: bytes) -> EngineError | None:
     """An error that the engine reports inside the stream ends it; nothing that looks like a good end follows."""
     if b'"error"' not in event:
         return None
@@ -130,11 +138,10 @@ def reported_error(event: bytes) -> ApiError | None:
     if not error and payload.get("object") != "error":
         return None
     detail = error if isinstance(error, dict) else payload
-    message = detail.get("message")
-    return ApiError(
-        ErrorKind.BAD_ENGINE,
+    message, status = detail.get("message"), detail.get("code")
+    return EngineError(
+        status if isinstance(status, int) else None,
         f"The engine reported an error: {message}" if isinstance(message, str) else "The engine reported an error.",
-        code="engine_error",
     )
 
 

@@ -76,6 +76,7 @@ class Replica:
         self.onlooker: Onlooker | None = None
         self.several_engines = False
         self._runs: set[Run] = set()
+        self._entered = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._inconclusive = 0
@@ -94,6 +95,11 @@ class Replica:
     def usable(self) -> bool:
         """Whether a new request may go there."""
         return self.known and not self.draining and self.refused is None and self.health.takes_requests
+
+    @property
+    def given_up(self) -> bool:
+        """Whether a request that has waited for its turn there is better off elsewhere."""
+        return self.draining or self.refused is not None or self.health.state == "down"
 
     @property
     def known(self) -> bool:
@@ -115,7 +121,21 @@ class Replica:
 
     async def enter(self, work: Work, salt: str) -> Run:
         """Waits for the request's turn to prefill. Raises QueueFull. Whoever got a run closes it."""
-        ticket = await self.pacer.enter(self._job(work))
+        # From now on, not only once it is released: a trial has the replica for itself, and who waits is waited for.
+        trial = self.health.began()
+        self._entered += 1
+        self._idle.clear()
+        try:
+            ticket = await self.pacer.enter(self._job(work))
+        except BaseException:
+            self._gone(trial)
+            raise
+
+        def left(run: Run) -> None:
+            if run in self._runs:
+                self._runs.discard(run)
+                self._gone(trial)
+
         run = Run(
             work,
             ticket,
@@ -123,18 +143,16 @@ class Replica:
             self.speed,
             salt=salt,
             decoding=self.pacer.decoding,
-            closed=self._left,
+            closed=left,
             onlooker=self.onlooker,
         )
         self._runs.add(run)
-        self._idle.clear()
-        self.health.began()
         return run
 
-    def _left(self, run: Run) -> None:
-        self._runs.discard(run)
-        self.health.left()
-        if not self._runs:
+    def _gone(self, trial: int) -> None:
+        self.health.left(trial)
+        self._entered -= 1
+        if not self._entered:
             self._idle.set()
 
     def failed(self, error: str) -> None:
@@ -147,7 +165,7 @@ class Replica:
         self.failed("an answer broke off")
 
     async def drained(self) -> None:
-        """Waits until no request is in flight."""
+        """Waits until no request is in flight or in the queue."""
         await self._idle.wait()
 
     def _job(self, work: Work) -> Prefill:

@@ -1,7 +1,7 @@
 """What several engines have in common, and which of them is none of these."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gateway.backends.facts import EngineFacts
@@ -23,6 +23,40 @@ def why_refused(facts: EngineFacts, reference: EngineFacts) -> str | None:
     if facts.probe_ids is not None and reference.probe_ids is not None and facts.probe_ids != reference.probe_ids:
         return "its tokenizer is another one"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What engines have in common, and for each why it is refused, None where it is not."""
+
+    facts: EngineFacts
+    refused: tuple[str | None, ...]
+
+
+def in_common(engines: Sequence[EngineFacts], refused: Sequence[str | None], served: EngineFacts) -> Common:
+    """Of the engines that answer and serve one model; of those that did, where none answers now.
+
+    `refused` is what was said of each before, which stays for one that does not answer. `served` is what was in
+    common before: it is what is known until one of the engines has told its model.
+    """
+    reference = _reference(engines, served.model)
+    now = tuple(
+        why_refused(facts, reference) if facts.reachable else before
+        for facts, before in zip(engines, refused, strict=True)
+    )
+    if reference.model is None and not reference.reachable and served.model is not None:
+        return Common(served.gone(reference.error), now)
+    accepted = [facts for facts, reason in zip(engines, now, strict=True) if reason is None]
+    return Common(merged_facts([facts for facts in accepted if facts.reachable] or [reference]), now)
+
+
+def _reference(engines: Sequence[EngineFacts], served: str | None) -> EngineFacts:
+    """The first that serves what is served already; before that, the first that serves anything."""
+    for facts in engines:
+        if facts.reachable and facts.model is not None and served in (None, facts.model):
+            return facts
+    known = [facts for facts in engines if facts.model is not None]
+    return next(iter([*(facts for facts in known if facts.reachable), *known]), engines[0])
 
 
 def merged_facts(facts: Sequence[EngineFacts]) -> EngineFacts:

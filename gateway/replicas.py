@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 
@@ -16,7 +16,7 @@ from gateway.errors import ApiError, ErrorKind
 from gateway.kv_events import KvEvents
 from gateway.pacing import QueueFull
 from gateway.replica import Replica
-from gateway.replica_facts import merged_facts, why_refused
+from gateway.replica_facts import in_common
 from gateway.routing import foreseen, least_ttft
 from gateway.runs import Run, Work
 from gateway.serving import Serving, make_serving, unknown_serving
@@ -30,6 +30,9 @@ log = logging.getLogger("headstart.replicas")
 
 UNKNOWN_WAIT_S = 1.0
 """Told to come again after, while nothing is known of the engine's speed: 0 would be an invitation."""
+
+ARRIVAL_LIMIT_S = 10.0
+"""How long engines that leave serve on while none of the new ones has answered."""
 
 # Between plan and release others may have taken the place: beyond so much of its predicted TTFT all are asked again.
 STALE_SHARE = 0.1
@@ -65,6 +68,9 @@ class Replicas:
         self._applying = asyncio.Lock()
         self._leaving: set[asyncio.Task[None]] = set()
         self._last_used = ""
+        self._drained = 0
+        self._closed = False
+        self._news = asyncio.Event()
         for endpoint in endpoints or parse_endpoints(settings.engine_url):
             self._replicas[endpoint.name] = self._made(endpoint)
 
@@ -125,15 +131,27 @@ class Replicas:
         tree = self.serving.builder.tree(salt, token_ids, hashes)
         return tuple(replica.outlook(salt, speed, tree) for replica in candidates)
 
-    def hurried(self, forecast: Forecast | None, deadline_s: float | None) -> Forecast | None:
-        """The forecast with the wait that its deadline leaves it: a request that is pressed passes others.
+    def forecasts(self, work: Work, salt: str) -> Iterator[Forecast]:
+        """Where it was planned to run first; then the same prompt elsewhere, for whoever asks on."""
+        planned = work.forecast
+        if planned is None:
+            return
+        yield planned
+        others = [replica for replica in self._candidates() if replica.name != planned.replica]
+        for outlook in self._outlooks(others, salt, work.token_ids, work.hashes) if others else ():
+            if (elsewhere := foreseen(work, outlook)) is not None:
+                yield elsewhere
+
+    def hurried(self, forecasts: Iterable[Forecast], deadline_s: float | None) -> Iterator[Forecast]:
+        """The forecasts with the wait that the deadline leaves: a request that is pressed passes others.
 
         Plans reckon with the whole queue, so that prompts become smaller under load; only a refusal must be sure that
         nothing helps.
         """
-        if forecast is None or deadline_s is None:
-            return forecast
-        replica = self.get(forecast.replica)
+        return (self._hurried(forecast, deadline_s) for forecast in forecasts)
+
+    def _hurried(self, forecast: Forecast, deadline_s: float | None) -> Forecast:
+        replica = None if deadline_s is None else self.get(forecast.replica)
         if replica is None:
             return forecast
         wait_s = replica.pacer.wait_s(forecast.prefill_s, deadline_s)
@@ -142,24 +160,32 @@ class Replicas:
     async def enter(self, work: Work, salt: str, tried: Collection[str] = ()) -> tuple[Replica, Run]:
         """A replica that is not among `tried`, and the request's turn to prefill there.
 
-        Raises ApiError (503) when too many wait there already, or where all have been tried. Whoever got a run closes
-        it, whatever happens.
+        One that has been given up when the turn comes is left for another. Raises ApiError (503) when too many wait
+        at each already, or where all have been tried. Whoever got a run closes it, whatever happens.
         """
-        replica, work = self._placed(work, salt, tried)
-        self._last_used = replica.name
-        try:
-            return replica, await replica.enter(work, salt)
-        except QueueFull as full:
-            raise ApiError(
-                ErrorKind.UNAVAILABLE,
-                f"{self._settings.max_queued} requests wait for the engine, the most that may. Try again later.",
-                code=QUEUE_FULL,
-                retry_after_s=full.wait_s or UNKNOWN_WAIT_S,
-            ) from None
+        passed = set(tried)
+        while True:
+            replica, placed = self._placed(work, salt, passed)
+            self._last_used = replica.name
+            passed.add(replica.name)
+            try:
+                run = await replica.enter(placed, salt)
+            except QueueFull as full:
+                if self.has_other(passed):
+                    continue
+                raise ApiError(
+                    ErrorKind.UNAVAILABLE,
+                    f"{self._settings.max_queued} requests wait for the engine, the most that may. Try again later.",
+                    code=QUEUE_FULL,
+                    retry_after_s=full.wait_s or UNKNOWN_WAIT_S,
+                ) from None
+            if not (replica.given_up and self.has_other(passed)):
+                return replica, run
+            run.close()
 
     def has_other(self, tried: Collection[str]) -> bool:
         """Whether a replica that is well is not among those tried."""
-        return any(replica.usable and replica.name not in tried for replica in self._replicas.values())
+        return any(replica.usable and replica.name not in tried for replica in self.all)
 
     def _placed(self, work: Work, salt: str, tried: Collection[str]) -> tuple[Replica, Work]:
         """Where it was planned to run, unless that has become worse than another; with the forecast for there."""
@@ -177,11 +203,12 @@ class Replicas:
             # Nothing to choose between, and no forecast that is of another.
             return candidates[0], work
         if planned is not None and planned in candidates and forecast is not None:
-            later_s = planned.pacer.wait_s(forecast.prefill_s) - forecast.queue_s
+            later_s = planned.pacer.wait_s(forecast.prefill_s, work.deadline_s) - forecast.queue_s
             if later_s <= STALE_SHARE * forecast.ttft_s:
                 return planned, work
         outlooks = self._outlooks(candidates, salt, work.token_ids, work.hashes)
-        best = least_ttft([foreseen(work, outlook) for outlook in outlooks])
+        known = [each for outlook in outlooks if (each := foreseen(work, outlook)) is not None]
+        best = least_ttft([self._hurried(each, work.deadline_s) for each in known])
         if best is not None:
             chosen = next(replica for replica in candidates if replica.name == best.replica)
             return chosen, replace(work, forecast=best)
@@ -189,7 +216,8 @@ class Replicas:
 
     def _candidates(self) -> list[Replica]:
         """Those that are well; where none is, all that are not refused: trying is better than refusing."""
-        everyone = [replica for replica in self._replicas.values() if not replica.draining] or list(self.all)
+        # Threads that plan ask too, while the event loop adds and removes.
+        everyone = [replica for replica in self.all if not replica.draining] or list(self.all)
         found = (
             [replica for replica in everyone if replica.usable]
             or [replica for replica in everyone if replica.refused is None]
@@ -211,6 +239,7 @@ class Replicas:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closed = True
         for task in self._leaving:
             task.cancel()
         if self._leaving:
@@ -221,24 +250,45 @@ class Replicas:
     async def apply(self, endpoints: Sequence[Endpoint]) -> None:
         """These are the engines from now on. What is not among them takes nothing new and goes when it is idle.
 
-        An empty list changes nothing: a gateway without engines serves nobody.
+        Where none stays, the old ones serve until a new one can, for ARRIVAL_LIMIT_S at most. An empty list changes
+        nothing: a gateway without engines serves nobody.
         """
         if not endpoints:
             log.warning("no engine is left in the new list; the old ones stay")
             return
         async with self._applying:
             wanted = {endpoint.name: endpoint for endpoint in endpoints}
-            for replica in self.all:
-                if not replica.draining and wanted.get(replica.name) != replica.endpoint:
-                    self._drain(replica)
-            new = [endpoint for name, endpoint in wanted.items() if name not in self._replicas]
-            for endpoint in new:
-                replica = self._replicas[endpoint.name] = self._made(endpoint)
-                for greet in self._arrivals:
-                    greet(replica)
-                log.info("%s is new", replica.name)
-                await replica.start()
+            present = [replica for replica in self.all if not replica.draining]
+            staying = {each.name: each for each in present if wanted.get(each.name) == each.endpoint}
+            new = [self._made(endpoint) for name, endpoint in wanted.items() if name not in staying]
+            try:
+                for replica in new:
+                    log.info("%s is new", replica.name)
+                    await replica.start()
+                if not any(replica.usable for replica in staying.values()):
+                    await self._one_usable(new)
+            finally:
+                for replica in present:
+                    if replica.name not in staying:
+                        self._drain(replica)
+                for replica in new:
+                    self._replicas[replica.name] = replica
+                    for greet in self._arrivals:
+                        greet(replica)
+                if self._closed:
+                    await asyncio.gather(*(replica.__aexit__(None, None, None) for replica in new))
         await self._merge()
+
+    async def _one_usable(self, new: Sequence[Replica]) -> None:
+        if not new or not any(replica.usable for replica in self.all):
+            return
+        try:
+            async with asyncio.timeout(ARRIVAL_LIMIT_S):
+                while not any(replica.usable for replica in new):
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            log.warning("no new engine has answered within %g s; the old ones leave all the same", ARRIVAL_LIMIT_S)
 
     def _made(self, endpoint: Endpoint) -> Replica:
         return Replica(
@@ -250,7 +300,8 @@ class Replicas:
         replica.draining = True
         # Its name is free at once: an engine of the same name at another address is another replica.
         del self._replicas[replica.name]
-        leaving_name = f"{replica.name} (draining {len(self._leaving) + 1})"
+        self._drained += 1
+        leaving_name = f"{replica.name} (draining {self._drained})"
         self._replicas[leaving_name] = replica
         task = asyncio.create_task(self._leave(leaving_name, replica), name=f"drain {replica.name}")
         self._leaving.add(task)
@@ -258,15 +309,16 @@ class Replicas:
 
     async def _leave(self, name: str, replica: Replica) -> None:
         await replica.drained()
+        await replica.__aexit__(None, None, None)
         del self._replicas[name]
         for part in self._departures:
             part(replica)
-        await replica.__aexit__(None, None, None)
         log.info("%s is gone", replica.name)
 
     # what they have in common
 
     async def _changed(self, replica: Replica) -> None:
+        self._news.set()
         await self._merge()
 
     async def _merge(self) -> None:
@@ -274,32 +326,18 @@ class Replicas:
             facts = self._common()
             if facts == self.serving.facts:
                 return
-            self.serving = await asyncio.to_thread(make_serving, self._settings, facts)
+            self.serving = await asyncio.to_thread(make_serving, self._settings, facts, self.serving)
         for follow in self._followers:
             follow(self.serving)
 
     def _common(self) -> EngineFacts:
-        """Of the replicas that answer and are not refused; of those that did, where none answers now."""
         present = [replica for replica in self.all if not replica.draining]
-        reference = self._reference(present)
-        for replica in present:
-            refused = why_refused(replica.facts, reference) if replica.facts.reachable else replica.refused
+        common = in_common([each.facts for each in present], [each.refused for each in present], self.serving.facts)
+        for replica, refused in zip(present, common.refused, strict=True):
             if refused != replica.refused and refused is not None:
                 log.warning("%s is refused: %s", replica.name, refused)
             replica.refused = refused
-        accepted = [replica.facts for replica in present if replica.refused is None]
-        reachable = [facts for facts in accepted if facts.reachable]
-        return merged_facts(reachable or [reference])
-
-    def _reference(self, present: Sequence[Replica]) -> EngineFacts:
-        """The first replica that serves what is served already; before that, the first that serves anything."""
-        served = self.serving.facts.model
-        for facts in (replica.facts for replica in present if replica.facts.reachable):
-            if facts.model is not None and served in (None, facts.model):
-                return facts
-        known = [replica.facts for replica in present if replica.facts.model is not None]
-        reachable = [facts for facts in known if facts.reachable]
-        return next(iter([*reachable, *known]), present[0].facts)
+        return common.facts
 
 
 def _any_speed(replicas: Sequence[Replica]) -> SpeedEstimate | None:

@@ -3,7 +3,11 @@
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from gateway.backends.sse import split_events
+from gateway.backends.vllm import EngineStream
 from gateway.errors import ApiError
+from gateway.payload import EngineRequest
+from gateway.relay import reported_error
 from gateway.replica import Replica
 from gateway.replicas import Replicas
 from gateway.runs import Run, Work
@@ -15,9 +19,24 @@ CUT_OFF = "engine_cut_off"
 SILENT = "engine_silent"
 BUSY = "engine_busy"
 FAILED = "engine_failed"
+ERROR = "engine_error"
 
+BROKEN = (CUT_OFF, FAILED, ERROR)
 MOST_BROKEN = 2
 """A request that breaks the engines it meets must not break them all."""
+
+
+async def begin(replica: Replica, request: EngineRequest) -> EngineStream:
+    """A streamed answer with its first bytes. Raises ApiError, also where these tell that the engine failed.
+
+    An error that is the request's own comes through the stream: no other engine would do better.
+    """
+    stream = await replica.backend.stream(request.to(replica.facts))
+    failure = next(filter(None, map(reported_error, split_events(stream.first)[:1])), None)
+    if failure is None or (failure.engine_status or 500) < 500:
+        return stream
+    stream.close()
+    raise failure
 
 
 async def send(
@@ -38,11 +57,11 @@ async def send(
             run.close()
             if error.code in (UNREACHABLE, CUT_OFF, SILENT):
                 replica.failed(error.message)
-            elif error.code == FAILED:
+            elif error.code in (FAILED, ERROR):
                 replica.health.faulted(error.message)
-            broken += error.code in (CUT_OFF, FAILED)
+            broken += error.code in BROKEN
             tried.add(replica.name)
-            again = error.code in (UNREACHABLE, BUSY) or (error.code in (CUT_OFF, FAILED) and broken < MOST_BROKEN)
+            again = error.code in (UNREACHABLE, BUSY) or (error.code in BROKEN and broken < MOST_BROKEN)
             if not again or not replicas.has_other(tried):
                 raise
             continue

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.backends.facts import EngineFacts
@@ -21,6 +21,9 @@ log = logging.getLogger("headstart.serving")
 DEFAULT_BLOCK_TOKENS = 16
 _TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"]
 _HUB_TIMEOUT_S = 5.0
+
+_Source = tuple[tuple[str, int, int], ...]
+"""The files that a tokenizer was made of, each with its time and size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Serving:
     planner: Planner
     builder: PromptBuilder
     missing: tuple[Missing, ...]
+    source: _Source = ()
 
     @property
     def token_exact(self) -> bool:
@@ -55,9 +59,16 @@ def unknown_serving(settings: Settings) -> Serving:
     return _serving(settings, EngineFacts(reachable=False), EstimateTokenizer(), None)
 
 
-def make_serving(settings: Settings, facts: EngineFacts) -> Serving:
-    """Reads tokenizer and template files, or fetches them: call it off the event loop."""
+def make_serving(settings: Settings, facts: EngineFacts, before: Serving | None = None) -> Serving:
+    """Reads tokenizer and template files, or fetches them: call it off the event loop.
+
+    `before` is the last one: an engine that comes and goes costs no new tokenizer while its files are the same, and
+    no memory of prompts while its blocks are.
+    """
     folder = next(iter(_tokenizer_folders(settings, facts)), None)
+    source = _source(folder)
+    if before is not None and source == before.source and before.tokenizer.exact:
+        return _with_facts(settings, facts, before)
     tokenizer: Tokenizer = EstimateTokenizer()
     template: ChatTemplate | None = None
     if folder is not None:
@@ -66,7 +77,26 @@ def make_serving(settings: Settings, facts: EngineFacts) -> Serving:
             template = ChatTemplate.load(folder)
         except (NoTokenizer, NoTemplate, OSError, ValueError) as error:
             log.warning("the tokenizer in %s cannot be used: %s", folder, error)
-    return _serving(settings, facts, tokenizer, template)
+    return replace(_serving(settings, facts, tokenizer, template), source=source)
+
+
+def _source(folder: Path | None) -> _Source:
+    """Another one whenever a file of the tokenizer in the folder was written."""
+    found: list[tuple[str, int, int]] = []
+    for path in [] if folder is None else [folder / name for name in _TOKENIZER_FILES]:
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        found.append((str(path), status.st_mtime_ns, status.st_size))
+    return tuple(found)
+
+
+def _with_facts(settings: Settings, facts: EngineFacts, before: Serving) -> Serving:
+    made = _serving(settings, facts, before.tokenizer, before.template)
+    if made.builder.block_size != before.builder.block_size:
+        return replace(made, source=before.source, renderer=before.renderer, planner=before.planner)
+    return replace(before, facts=facts, missing=made.missing)
 
 
 def _serving(settings: Settings, facts: EngineFacts, tokenizer: Tokenizer, template: ChatTemplate | None) -> Serving:

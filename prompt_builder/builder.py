@@ -32,6 +32,11 @@ class PromptBuilder:
         self._block_size = block_size
         self._hashes = HashMemo()
 
+    @property
+    def block_size(self) -> int:
+        """In tokens; 0 where it is not known."""
+        return self._block_size
+
     def tree(
         self, salt: str = "", token_ids: tuple[int, ...] | None = None, hashes: Sequence[bytes] = ()
     ) -> PromptTree | None:

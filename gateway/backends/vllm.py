@@ -75,6 +75,11 @@ class EngineStream:
         self._limits = limits
         self._ended = False
 
+    @property
+    def first(self) -> bytes:
+        """What the network brought first."""
+        return self._first
+
     async def reads(self) -> AsyncGenerator[bytes]:
         """Whole events, as many as the network brought at a time; the last item ends with `[DONE]`."""
         splitter = EventSplitter()

@@ -1,7 +1,7 @@
 """`POST /v1/plan`: what would be done with a chat request, and what it would take, without doing it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -37,7 +37,7 @@ class Replicas(Protocol):
 
     def outlooks(self, salt: str) -> tuple[Outlook, ...]: ...
 
-    def hurried(self, forecast: Forecast | None, deadline_s: float | None) -> Forecast | None: ...
+    def hurried(self, forecasts: Iterable[Forecast], deadline_s: float | None) -> Iterable[Forecast]: ...
 
 
 def plan_router(
@@ -62,7 +62,7 @@ def plan_router(
                 found = await asyncio.to_thread(_plain, chat, prepared, context, outlooks)
             else:
                 found = await asyncio.to_thread(_planned, prepared, outlooks)
-        hurried = replicas.hurried(found.forecast, prepared.budget.deadline_s(context))
+        hurried = replicas.hurried(found.replicas, prepared.budget.deadline_s(context))
         answer = {
             "object": "headstart.plan",
             "model": chat.model,
@@ -149,10 +149,10 @@ def _alternative(alternative: Alternative) -> dict[str, Any]:
     }
 
 
-def _refusal(forecast: Forecast | None, budget: Budget) -> dict[str, object] | None:
+def _refusal(forecasts: Iterable[Forecast], budget: Budget) -> dict[str, object] | None:
     """The error that chat would answer with under this budget's policy; null when it would answer."""
     try:
-        refuse_if_late(forecast, budget)
+        refuse_if_late(forecasts, budget)
     except ApiError as error:
         return error.body()
     return None

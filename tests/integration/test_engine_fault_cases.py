@@ -326,7 +326,7 @@ async def test_d10_a_whole_answer_is_given_up_after_its_own_limit(
 
 
 @pytest.mark.parametrize("done", [True, False], ids=["then-done", "then-nothing"])
-@pytest.mark.parametrize("after_chunks", [0, 4])
+@pytest.mark.parametrize("after_chunks", [1, 4])
 async def test_d13_an_error_inside_the_stream_is_forwarded_and_nothing_follows_it(
     gateway: RunningGateway, sim: EngineSim, model: str, after_chunks: int, done: bool
 ) -> None:
@@ -336,6 +336,17 @@ async def test_d13_an_error_inside_the_stream_is_forwarded_and_nothing_follows_i
     assert_ends_with_error(reply, "engine_error")
     assert message in reply.error["message"]
     assert reply.text.split() == ["one", "two", "three"][: max(0, after_chunks - 1)]
+
+
+async def test_d13_an_error_that_comes_instead_of_an_answer_is_one(
+    gateway: RunningGateway, sim: EngineSim, model: str
+) -> None:
+    sim.set_fault(Fault("error_event", path=CHAT, after_chunks=0, message="EngineCore encountered an issue."))
+    reply = await gateway.ask(model, "Count.", stream=True)
+    assert reply.status == 502
+    assert_error_shape(reply.error)
+    assert reply.error["code"] == "engine_error"
+    assert "EngineCore encountered an issue." in reply.error["message"]
 
 
 async def test_d13_the_official_client_raises_the_error(gateway: RunningGateway, sim: EngineSim, model: str) -> None:

@@ -108,6 +108,29 @@ async def test_an_answer_that_has_begun_is_not_asked_again_elsewhere(tmp_path: P
         assert asked(one, "tide") + asked(two, "tide") == 1
 
 
+async def test_an_engine_that_answers_with_an_error_event_at_once_is_left_for_the_other(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as (gateway, one, two):
+        one.set_fault(Fault("error_event", after_chunks=0, path=CHAT, count=None))
+        replies = [await gateway.ask("sim-model", f"What of the tide {i}?", stream=True) for i in range(6)]
+        assert [reply.status for reply in replies] == [200] * 6
+        assert [reply.error for reply in replies] == [None] * 6
+        assert asked(one, "tide") <= 3, "an engine that fails at once has the shortest queue of all"
+        assert asked(two, "tide") == 6
+
+
+async def test_f5_an_engine_that_takes_salts_gets_them_also_beside_one_that_refuses_them(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    takes = sim_config(model_dir=model_dir)
+    refuses = sim_config(model_dir=model_dir, surface="minimal", reject_unknown_fields=True)
+    async with fleet(tmp_path, takes, refuses, tokenizer=str(model_dir), no_auth=True) as (gateway, one, two):
+        for i in range(8):
+            assert (await gateway.ask("sim-model", f"{i} {LONG}", stream=i % 2 == 0)).status == 200
+        assert asked(one, "tide")
+        assert all("cache_salt" in request.body for request in one.generations if "tide" in str(request.body))
+        assert all("cache_salt" not in request.body for request in two.generations if "tide" in str(request.body))
+
+
 async def test_a_request_that_breaks_the_engines_it_meets_meets_two_at_most(tmp_path: Path) -> None:
     async with fleet(tmp_path) as (gateway, one, two):
         for sim in (one, two):

@@ -55,9 +55,20 @@ def test_a_try_whose_client_leaves_makes_room_for_another() -> None:
     health.failed("gone")
     clock.now_s = FIRST_PAUSE_S
     health.probed(None)
-    health.began()
-    health.left()
+    health.left(health.began())
     assert health.takes_requests
+
+
+def test_a_request_from_before_the_failure_ends_no_trial() -> None:
+    clock = Clock()
+    health = met(clock)
+    before = health.began()
+    health.failed("gone")
+    clock.now_s = FIRST_PAUSE_S
+    health.probed(None)
+    health.began()
+    health.left(before)
+    assert not health.takes_requests
 
 
 def test_each_failed_try_doubles_the_pause_up_to_its_bound_and_success_forgets_it() -> None:

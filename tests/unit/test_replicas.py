@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,24 @@ import pytest
 from bench.engine_sim import EngineSim
 from bench.sim.config import Fault, SimConfig
 from gateway.backends.vllm import EngineLimits, EngineSession
+from gateway.budgets import Budget
 from gateway.endpoints import parse_endpoints
 from gateway.errors import ApiError
+from gateway.planning import forecast_plain, refuse_if_late
 from gateway.replicas import Replicas
 from gateway.runs import Work
 from gateway.serving import Serving
 from gateway.settings import Settings
+from prompt_builder.outlook import Clock
+from prompt_builder.types import Prompt
 
 LIMITS = EngineLimits(connect_s=2.0, first_token_s=10.0, between_tokens_s=5.0, answer_s=10.0)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def settings(url: str, tmp_path: Path) -> Settings:
@@ -175,3 +186,197 @@ async def test_of_two_equally_good_replicas_the_one_used_last_is_used_again(tmp_
                 run.first_token()
                 run.close()
             assert len(used) == 1
+
+
+async def test_an_engine_that_moves_again_and_again_with_answers_running_is_given_up_each_time(
+    tmp_path: Path,
+) -> None:
+    async with EngineSim(SimConfig()) as one, EngineSim(SimConfig()) as two, EngineSession(LIMITS) as session:
+        work = Work(10, None, (), None, None)
+        async with Replicas(settings(one.url, tmp_path), session, LIMITS) as replicas:
+            parted: list[str] = []
+            replicas.on_arrival(lambda replica: None, lambda replica: parted.append(replica.endpoint.url))
+            running = []
+            for place in range(6):
+                _, run = await replicas.enter(work, "salt")
+                run.first_token()
+                running.append(run)
+                await replicas.apply(parse_endpoints((two, one)[place % 2].url))
+                if place in (2, 4):
+                    running.pop(0).close()
+                    await asyncio.sleep(0.05)
+            for run in running:
+                run.close()
+            await until(lambda: len(replicas.all) == 1)
+            assert len(parted) == 6
+            assert not replicas.all[0].draining
+
+
+async def test_where_all_engines_are_others_the_old_ones_serve_until_a_new_one_can(tmp_path: Path) -> None:
+    async with (
+        EngineSim(SimConfig()) as one,
+        EngineSim(SimConfig()) as two,
+        EngineSession(LIMITS) as session,
+        Replicas(settings(one.url, tmp_path), session, LIMITS) as replicas,
+    ):
+        await two.stop()
+        asyncio.get_running_loop().call_later(0.3, lambda: starting.append(asyncio.create_task(two.start())))
+        starting: list[asyncio.Task[None]] = []
+        applying = asyncio.create_task(replicas.apply(parse_endpoints(f"new={two.url}")))
+        seen = set()
+        while not applying.done():
+            replica, run = await replicas.enter(Work(10, None, (), None, None), "salt")
+            assert replica.usable
+            seen.add(replica.name)
+            run.close()
+            await asyncio.sleep(0.01)
+        await applying
+        assert seen == {"engine"}
+        assert replicas.model == "sim-model"
+        assert replicas.serving.facts.reachable
+
+
+async def test_what_is_known_of_the_model_stays_while_no_new_engine_answers(tmp_path: Path) -> None:
+    async with (
+        EngineSim(SimConfig()) as sim,
+        EngineSession(LIMITS) as session,
+        Replicas(settings(sim.url, tmp_path), session, LIMITS) as replicas,
+    ):
+        known = replicas.serving.facts
+        await sim.stop()
+        await replicas.all[0].probe()
+        await replicas.apply(parse_endpoints("new=http://127.0.0.1:9"))
+        assert [replica.name for replica in replicas.all if not replica.draining] == ["new"]
+        assert replicas.serving.facts.model == known.model
+        assert replicas.serving.facts.max_model_len == known.max_model_len
+        assert not replicas.serving.facts.reachable
+
+
+async def test_a_request_that_waits_is_waited_for_when_its_engine_leaves(tmp_path: Path) -> None:
+    async with (
+        EngineSim(SimConfig()) as sim,
+        EngineSession(LIMITS) as session,
+        Replicas(settings(sim.url, tmp_path), session, LIMITS) as replicas,
+    ):
+        [replica] = replicas.all
+        work = Work(5000, None, (), None, None)
+        released = await replica.enter(work, "salt")
+        waiting = asyncio.create_task(replica.enter(work, "salt"))
+        await asyncio.sleep(0.02)
+        assert replica.pacer.queued == 1
+        drained = asyncio.create_task(replica.drained())
+        released.close()
+        await asyncio.sleep(0)
+        assert not drained.done()
+        (await waiting).close()
+        async with asyncio.timeout(1):
+            await drained
+
+
+async def test_who_waits_for_a_replica_that_is_given_up_meanwhile_goes_to_another(tmp_path: Path) -> None:
+    async with EngineSim(SimConfig()) as one, EngineSim(SimConfig()) as two, EngineSession(LIMITS) as session:
+        both = parse_endpoints(f"one={one.url},two={two.url}")
+        async with Replicas(settings(one.url, tmp_path), session, LIMITS, endpoints=both) as replicas:
+            work = Work(5000, None, (), None, None)
+            entered = [await replicas.enter(work, "salt") for _ in range(2)]
+            assert {replica.name for replica, _ in entered} == {"one", "two"}
+            waiting = [asyncio.create_task(replicas.enter(work, "salt")) for _ in range(2)]
+            await asyncio.sleep(0.02)
+            gone, alive = entered[0][0], entered[1][0]
+            gone.failed("it hangs")
+            for _, run in entered:
+                run.close()
+            async with asyncio.timeout(2):
+                for task in asyncio.as_completed(waiting):
+                    replica, run = await task
+                    assert replica is alive
+                    run.first_token()
+                    run.close()
+            assert gone.pacer.idle
+            assert not gone.in_flight
+
+
+async def test_a_full_queue_before_one_replica_sends_to_another(tmp_path: Path) -> None:
+    async with EngineSim(SimConfig()) as one, EngineSim(SimConfig()) as two, EngineSession(LIMITS) as session:
+        both = parse_endpoints(f"one={one.url},two={two.url}")
+        given = settings(one.url, tmp_path).model_copy(update={"max_queued": 1})
+        async with Replicas(given, session, LIMITS, endpoints=both) as replicas:
+            first, second = (replicas.get(name) for name in ("one", "two"))
+            assert first is not None
+            assert second is not None
+            work = Work(5000, None, (), None, None)
+            runs = [await first.enter(work, "salt")]
+            waiting = asyncio.create_task(first.enter(work, "salt"))
+            await asyncio.sleep(0.02)
+            # More requests decode at the other one, so that the full one looks better.
+            for _ in range(4):
+                runs.append(await second.enter(Work(1, None, (), None, None), "salt"))
+                runs[-1].first_token()
+            replica, run = await replicas.enter(work, "salt")
+            assert replica is second
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            for each in [*runs, run]:
+                each.close()
+
+
+async def test_a_trial_that_waits_for_its_turn_keeps_others_away_and_leaves_no_trace_when_its_client_goes(
+    tmp_path: Path,
+) -> None:
+    async with (
+        EngineSim(SimConfig()) as sim,
+        EngineSession(LIMITS) as session,
+        Replicas(settings(sim.url, tmp_path), session, LIMITS) as replicas,
+    ):
+        [replica] = replicas.all
+        work = Work(5000, None, (), None, None)
+        blocking = await replica.enter(work, "salt")
+        replica.failed("gone")
+        await until(lambda: replica.health.state == "half_open")
+        trial = asyncio.create_task(replica.enter(work, "salt"))
+        await asyncio.sleep(0.02)
+        assert not replica.usable, "one tries, the others stay away"
+        trial.cancel()
+        await asyncio.wait([trial])
+        assert replica.usable
+        blocking.close()
+        assert replica.usable
+        assert replica.pacer.idle
+
+
+async def test_a_strict_request_is_refused_only_where_no_replica_keeps_its_budget(tmp_path: Path) -> None:
+    async with EngineSim(SimConfig()) as one, EngineSim(SimConfig()) as two, EngineSession(LIMITS) as session:
+        both = parse_endpoints(f"one={one.url},two={two.url}")
+        async with Replicas(settings(one.url, tmp_path), session, LIMITS, endpoints=both) as replicas:
+            for replica in replicas.all:
+                for uncached in (100, 1000, 2000, 4000) * 6:
+                    replica.speed.observe(uncached, 0, uncached * 0.001)
+            [busy, idle] = replicas.all
+            await until(lambda: None not in (busy.speed.estimate, idle.speed.estimate))
+            run = await busy.enter(Work(4000, None, (), None, None), "salt")
+            prompt = Prompt((), (), None, 500, ())
+            foreseen = {
+                each.replica: each for each in forecast_plain(prompt, replicas.outlooks("salt"), Clock(None, 0.0))
+            }
+            assert foreseen[busy.name].queue_s > 1
+            work = Work(500, None, (), foreseen[busy.name], None)
+            budget = Budget(ttft_s=2.0, strict=True)
+            kept = refuse_if_late(replicas.hurried(replicas.forecasts(work, "salt"), None), budget)
+            assert kept is not None
+            assert kept.replica == idle.name
+            run.close()
+
+
+async def test_engines_that_are_replaced_by_another_model_one_by_one_are_followed_in_the_end(tmp_path: Path) -> None:
+    other = SimConfig(model="new-model")
+    async with EngineSim(SimConfig()) as one, EngineSim(SimConfig()) as two, EngineSession(LIMITS) as session:
+        both = parse_endpoints(f"one={one.url},two={two.url}")
+        async with Replicas(settings(one.url, tmp_path), session, LIMITS, endpoints=both) as replicas:
+            ports = [one.port, two.port]
+            await one.stop()
+            async with EngineSim(other, port=ports[0]):
+                await until(lambda: replicas.all[0].refused is not None)
+                assert replicas.model == "sim-model"
+                await two.stop()
+                async with EngineSim(other, port=ports[1]):
+                    await until(lambda: replicas.model == "new-model" and all(each.usable for each in replicas.all))

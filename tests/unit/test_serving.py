@@ -79,3 +79,22 @@ def test_a9_blocks_larger_than_the_stable_front_are_named_with_both_numbers(tmp_
     front = int(re.findall(r"scaffolding (\d+)", lacks["small blocks"])[0])
     assert 20 < front < 528
     assert "small blocks" not in missing(tmp_path, replace(FACTS, block_size=front), str(model_dir))
+
+
+def test_an_engine_that_comes_and_goes_costs_no_new_tokenizer_and_one_that_changed_is_read(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (model_dir / name).is_file():
+            (tmp_path / name).write_bytes((model_dir / name).read_bytes())
+    given = settings(tmp_path, str(tmp_path))
+    first = make_serving(given, replace(FACTS, block_size=16))
+    gone = make_serving(given, replace(FACTS, block_size=16).gone("gone"), first)
+    assert gone.tokenizer is first.tokenizer
+    assert gone.builder is first.builder
+    assert [lack.feature for lack in gone.missing] == ["engine"]
+    other_blocks = make_serving(given, replace(FACTS, block_size=32), gone)
+    assert other_blocks.tokenizer is first.tokenizer
+    assert other_blocks.builder.block_size == 32
+    (tmp_path / "tokenizer.json").write_text((tmp_path / "tokenizer.json").read_text() + "\n")
+    assert make_serving(given, FACTS, other_blocks).tokenizer is not first.tokenizer

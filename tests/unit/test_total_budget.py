@@ -59,11 +59,11 @@ def test_a_strict_total_budget_is_refused_and_asked_to_come_again_only_where_the
 ) -> None:
     total_s = 0.4 if status == 400 else 1.0
     with pytest.raises(ApiError) as refusal:
-        refuse_if_late(forecast(queue_s), Budget(total_s=total_s, strict=True))
+        refuse_if_late([forecast(queue_s)], Budget(total_s=total_s, strict=True))
     assert (refusal.value.http_status, refusal.value.param) == (status, "headstart.total_budget_ms")
     assert (refusal.value.retry_after_s == queue_s) == (status == 429)
 
 
 def test_a_budget_that_is_kept_refuses_nothing() -> None:
-    refuse_if_late(forecast(), Budget(ttft_s=0.5, total_s=0.6, strict=True))
-    refuse_if_late(replace(forecast(), queue_s=9.0), Budget(total_s=0.6))
+    refuse_if_late([forecast()], Budget(ttft_s=0.5, total_s=0.6, strict=True))
+    refuse_if_late([replace(forecast(), queue_s=9.0)], Budget(total_s=0.6))
