@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 from gateway.errors import ApiError
 from gateway.fold_requests import finished, front_to_compute, messages_to_fold, summary_prompt
 from gateway.idle import Abandoned, ask_idle
+from gateway.idle_jobs import IdleJobs, Job
 from gateway.metrics import Metrics
 from gateway.pacing import Background
 from gateway.planning import plan_prompt
@@ -24,9 +25,6 @@ from prompt_builder.types import PastMessage, Prompt, Transcript
 from retrieval.types import Candidates
 
 log = logging.getLogger("headstart.folding")
-
-MOST_JOBS = 64
-"""Conversations that wait for an idle moment; the one that waits longest leaves, its next answer brings it back."""
 
 MOST_REMEMBERED = 1024
 ENGINE_FAILURES = 2
@@ -47,7 +45,6 @@ class FoldCounts:
     failed: int = 0
     abandoned: int = 0
     prewarmed: int = 0
-    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +79,11 @@ class _Answered:
     answer: str
 
 
-@dataclass(slots=True)
-class _Job:
-    task: "asyncio.Task[None]"
-    running: bool = False
-
-
 Remembered = TypeVar("Remembered")
 
 
 class Folder:
-    """Owns the background tasks of all conversations; at most one a conversation, MOST_JOBS in all.
+    """Folds and prewarms in the background, as `IdleJobs` bounds them.
 
     A fold is written when its summary is made and the new front is in the engine's cache; until then, and when
     anything fails, the conversation goes on as it was. Work that a user's request interrupts is taken up after a
@@ -103,29 +94,24 @@ class Folder:
         self._transcripts = transcripts
         self._breaks = breaks
         self._settings = settings
-        self._group = asyncio.TaskGroup()
-        self._jobs: OrderedDict[str, _Job] = OrderedDict()
+        self.jobs = IdleJobs()
         self._drafts: OrderedDict[str, Draft] = OrderedDict()
         self._failures: OrderedDict[str, int] = OrderedDict()
         self.counts = FoldCounts()
 
     async def __aenter__(self) -> "Folder":
-        await self._group.__aenter__()
+        await self.jobs.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for job in self._jobs.values():
-            job.task.cancel()
-        await self._group.__aexit__(None, None, None)
-        # A task that is cancelled before it began leaves no trace of its own.
-        self._jobs.clear()
+        await self.jobs.__aexit__(kind, error, trace)
 
     @property
     def waiting(self) -> int:
         """Conversations that wait for an idle moment, or use one."""
-        return len(self._jobs)
+        return len(self.jobs)
 
     def after(self, turn: Turn, replica: Replica, texts: Mapping[int, str]) -> None:
         """A turn has been answered by this replica and recorded; returns at once. `texts` are the answers by choice.
@@ -139,21 +125,8 @@ class Folder:
         ):
             return
         key = _key_of(turn)
-        job = self._jobs.get(key)
-        if job is not None:
-            if job.running:
-                self.counts.skipped += 1
-                return
-            # What waits was for an older state of the conversation.
-            self._drop(key)
-        if len(self._jobs) >= MOST_JOBS:
-            waiting = next((other for other, job in self._jobs.items() if not job.running), None)
-            self.counts.skipped += 1
-            if waiting is None:
-                return
-            self._drop(waiting)
         answered = _Answered(turn, replica, next(iter(texts.values())))
-        self._jobs[key] = _Job(self._group.create_task(self._work(key, answered)))
+        self.jobs.add(key, lambda job: self._work(key, answered, job))
 
     def marks_of(self, turn: Turn, replica: Replica) -> Marks:
         return marks(
@@ -174,14 +147,10 @@ class Folder:
     def _may_prewarm(self, turn: Turn) -> bool:
         return self._settings.prewarm and _may_break(turn)
 
-    def _drop(self, key: str) -> None:
-        self._jobs.pop(key).task.cancel()
-
-    async def _work(self, key: str, answered: _Answered) -> None:
-        task = asyncio.current_task()
+    async def _work(self, key: str, answered: _Answered, job: Job) -> None:
         try:
             async with answered.replica.pacer.background() as idle:
-                self._jobs[key].running = True
+                job.running = True
                 if not await self._fold(key, answered, idle):
                     await self._prewarm_stripped(answered, idle)
         except Abandoned:
@@ -193,9 +162,6 @@ class Folder:
             # A conversation that cannot be folded goes on as it is.
             self.counts.failed += 1
             log.exception("a fold or prewarm failed")
-        finally:
-            if (job := self._jobs.get(key)) is not None and job.task is task:
-                del self._jobs[key]
 
     async def _fold(self, key: str, answered: _Answered, idle: Background) -> bool:
         """Whether there was something to fold."""
@@ -303,7 +269,7 @@ def fold_metrics(metrics: Metrics, folder: Folder) -> None:
     metrics.gauge("headstart_folds_failed", "Folds and prewarms that failed", lambda: counts.failed)
     metrics.gauge("headstart_folds_abandoned", "Folds and prewarms left for a user", lambda: counts.abandoned)
     metrics.gauge("headstart_prewarms", "Prompt fronts computed in idle time", lambda: counts.prewarmed)
-    metrics.gauge("headstart_folds_skipped", "Folds and prewarms that found no place", lambda: counts.skipped)
+    metrics.gauge("headstart_folds_skipped", "Folds and prewarms that found no place", lambda: folder.jobs.skipped)
     metrics.gauge("headstart_folds_waiting", "Conversations with background work", lambda: folder.waiting)
 
 

@@ -6,12 +6,11 @@ import platform
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 
 from gateway.backends.facts import EngineFacts
-from gateway.calibration import teach
 from gateway.calibration_steps import Sample
+from gateway.lessons import Calibrated, Decoded, Lesson, Prefilled, taught
 from gateway.serving import Missing
 from gateway.settings import Settings
 from gateway.speed_file import SpeedFiles, SpeedKey, UnusableSpeed, key_of
@@ -26,34 +25,6 @@ MOST_WAITING = 1000
 """Lessons that wait for the learner; of more the oldest are dropped. A fit takes them all at once."""
 
 Follower = Callable[[SpeedEstimate | None], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Prefilled:
-    uncached_tokens: int
-    cached_tokens: int
-    seconds: float
-    decoding: int
-
-    def teach(self, learner: SpeedLearner) -> None:
-        learner.observe_prefill(self.uncached_tokens, self.cached_tokens, self.seconds, decoding=self.decoding)
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoded:
-    output_tokens: int
-    seconds: float
-
-    def teach(self, learner: SpeedLearner) -> None:
-        learner.observe_decode(self.output_tokens, self.seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class _Calibrated:
-    samples: tuple[Sample, ...]
-
-    def teach(self, learner: SpeedLearner) -> None:
-        teach(learner, self.samples)
 
 
 class ReplicaSpeed:
@@ -86,8 +57,8 @@ class ReplicaSpeed:
         self._facts: EngineFacts | None = None
         self._key: SpeedKey | None = None  # whose state the learner holds
         self._next: SpeedKey | None = None  # whose state is to be taken up
-        self._lessons: deque[_Prefilled | _Decoded] = deque(maxlen=MOST_WAITING)
-        self._calibrated: _Calibrated | None = None
+        self._lessons: deque[Prefilled | Decoded] = deque(maxlen=MOST_WAITING)
+        self._calibrated: Calibrated | None = None
         self._known = False
         self._unsaved = False
         self._saved_s = clock()
@@ -113,11 +84,11 @@ class ReplicaSpeed:
 
     def observe(self, uncached_tokens: int, cached_tokens: int, seconds: float, decoding: int = 0) -> None:
         """A prefill of a user's request, `decoding` others being decoded beside it."""
-        self._learn_soon(_Prefilled(uncached_tokens, cached_tokens, seconds, decoding))
+        self._learn_soon(Prefilled(uncached_tokens, cached_tokens, seconds, decoding))
 
     def observe_decode(self, output_tokens: int, seconds: float) -> None:
         """So many tokens after the first took so long."""
-        self._learn_soon(_Decoded(output_tokens, seconds))
+        self._learn_soon(Decoded(output_tokens, seconds))
 
     def facts_changed(self, facts: EngineFacts) -> None:
         """What the engine is now. Another engine has another state: the kept one, or an empty one."""
@@ -147,7 +118,7 @@ class ReplicaSpeed:
         if key != self._key or self._next is not None:
             return
         self._known = True
-        self._calibrated = _Calibrated(tuple(samples))
+        self._calibrated = Calibrated(tuple(samples))
         self._ask_for_calibration()
         self._turn_to_work()
 
@@ -188,7 +159,7 @@ class ReplicaSpeed:
         if self._task is not None:
             await self._task
 
-    def _learn_soon(self, lesson: _Prefilled | _Decoded) -> None:
+    def _learn_soon(self, lesson: Prefilled | Decoded) -> None:
         self._lessons.append(lesson)
         self._turn_to_work()
 
@@ -264,14 +235,14 @@ class ReplicaSpeed:
 
     async def _learn(self) -> None:
         calibrated, self._calibrated = self._calibrated, None
-        lessons: list[_Prefilled | _Decoded | _Calibrated] = [*self._lessons]
+        lessons: list[Lesson] = [*self._lessons]
         self._lessons.clear()
         if calibrated is not None:
             lessons.append(calibrated)
         if not lessons:
             return
         learner = self._learner
-        estimate = await asyncio.to_thread(_taught, learner, lessons)
+        estimate = await asyncio.to_thread(taught, learner, lessons)
         self._unsaved = True
         self._publish(estimate)
         if calibrated is not None:
@@ -302,12 +273,6 @@ class ReplicaSpeed:
             log.warning("the engine's speed cannot be kept: %s", error.strerror)
             return
         self._unsaved = False
-
-
-def _taught(learner: SpeedLearner, lessons: Sequence[_Prefilled | _Decoded | _Calibrated]) -> SpeedEstimate | None:
-    for lesson in lessons:
-        lesson.teach(learner)
-    return learner.estimate
 
 
 def _estimate_of(learner: SpeedLearner) -> SpeedEstimate | None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from bench.engine_sim import AnswerContext, Fault
-from gateway.folding import MOST_JOBS, FoldSettings
+from gateway.folding import FoldSettings
+from gateway.idle_jobs import MOST_JOBS
 from prompt_builder.layout import SUMMARY_MARK
 from prompt_builder.types import PromptChunk, Transcript
 from retrieval.types import RenderedChunk
