@@ -100,11 +100,12 @@ class Discovery:
         )
         if endpoints == self.endpoints:
             return
+        for follow in self._followers:
+            await follow(endpoints)
+        # Not before: what a follower could not take is told again with the next look-up.
         self.endpoints = endpoints
         if self._task is not None:
             self._tell()
-        for follow in self._followers:
-            await follow(endpoints)
 
     async def _follow(self, name: Endpoint) -> None:
         parts = urlsplit(name.url)

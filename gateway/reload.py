@@ -33,11 +33,22 @@ class SettingsFile:
         return before != self._signature
 
     async def read_engines(self) -> str | None:
-        """`engine_url` as it is set now; None, with the reason in the log, when the settings cannot be read."""
+        """`engine_url` as it is set now; None, with the reason in the log, when the settings cannot be read.
+
+        Where it is set nowhere any more it is None too: a file that is gone, or that an editor has just emptied to
+        write it anew, is no wish for the default engine.
+        """
         try:
             settings = await asyncio.to_thread(self._reread)
         except (ValueError, OSError) as error:
             log.warning("the settings cannot be read and nothing changed: %s", what_is_wrong(error))
+            return None
+        except RecursionError:
+            # Its traceback would fill the log.
+            log.warning("the settings cannot be read and nothing changed: the file nests too deep")
+            return None
+        if "engine_url" in self._started_with.model_fields_set - settings.model_fields_set:
+            log.warning("engine_url is not set any more and nothing changed")
             return None
         waiting = [
             name

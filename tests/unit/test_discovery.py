@@ -266,6 +266,52 @@ async def test_h4_a_file_that_is_wrong_changes_nothing_and_says_why_without_its_
     assert "planted" not in caplog.text
 
 
+@pytest.mark.parametrize("text", ["", "top_k = 5\n", None])
+async def test_a_file_that_is_emptied_or_gone_takes_no_engine_away(
+    text: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    write("http://127.0.0.1:1")
+    async with reloading() as (found, told):
+        if text is None:
+            unlink()
+            Path("headstart.toml").mkdir()
+        else:
+            write_text(text)
+        await found.reload()
+        assert told.empty()
+        assert hosts(found.endpoints) == ["http://127.0.0.1:1"]
+    assert "engine_url is not set any more" in caplog.text
+
+
+async def test_a_file_that_nests_too_deep_is_said_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    write("http://127.0.0.1:1")
+    async with reloading() as (found, _):
+        write_text("x = " + "[" * 100_000)
+        await found.reload()
+        assert hosts(found.endpoints) == ["http://127.0.0.1:1"]
+    assert "nests too deep" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+async def test_engines_that_could_not_be_taken_are_told_again() -> None:
+    write("http://127.0.0.1:1")
+    told = []
+
+    async def fails_once(endpoints: tuple[Endpoint, ...]) -> None:
+        told.append(hosts(endpoints))
+        if len(told) == 1:
+            raise RuntimeError("no")
+
+    async with reloading() as (found, _):
+        found.on_change(fails_once)
+        write("http://127.0.0.1:2")
+        with pytest.raises(RuntimeError):
+            await found.reload()
+        await found.refresh()
+        await found.refresh()
+    assert told == [["http://127.0.0.1:2"]] * 2
+
+
 async def test_settings_that_need_a_restart_are_named_and_not_taken(caplog: pytest.LogCaptureFixture) -> None:
     write("http://127.0.0.1:1", 'top_k = 5\nengine_api_key = "a"\n')
     async with reloading() as (found, told):
