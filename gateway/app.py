@@ -147,9 +147,7 @@ async def _build(
     peers = None
     if worker is not None:
         peers = await stack.enter_async_context(operations_peers(worker, metrics, calls))
-    app.include_router(
-        operations_router(replicas, metrics, calls, store.health, indexes.counters, peers, replicas.events, replicas)
-    )
+    app.include_router(operations_router(replicas, metrics, calls, store.health, indexes.counters, peers))
     app.include_router(replicas_router(replicas))
     app.include_router(console_router())
 
@@ -183,7 +181,14 @@ async def _build(
         budgets=Budgets(database.stores, settings.ttft_budget_ms, settings.budget_policy == "strict"),
         system_texts=system_texts,
         breaks=breaks,
-        delivery=Delivery(replicas, transcripts=transcripts, metrics=metrics, folder=folder, breaks=breaks),
+        delivery=Delivery(
+            replicas,
+            transcripts=transcripts,
+            metrics=metrics,
+            folder=folder,
+            breaks=breaks,
+            companions=companions,
+        ),
         defaults=ChatDefaults(settings.top_k, settings.min_answer_tokens),
     )
     app.include_router(plan_router(pipeline, replicas, breaks, admission.enter, bodies))

@@ -13,9 +13,8 @@ from gateway.backends.vllm import EngineLimits
 from gateway.budgets import QUEUE_FULL
 from gateway.endpoints import Endpoint, parse_endpoints
 from gateway.errors import ApiError, ErrorKind
-from gateway.kv_events import KvEvents
 from gateway.pacing import QueueFull
-from gateway.replica import Replica
+from gateway.replica import Latest, Replica
 from gateway.replica_facts import in_common
 from gateway.routing import foreseen, least_ttft
 from gateway.runs import Run, Work
@@ -80,10 +79,6 @@ class Replicas:
     def all(self) -> tuple[Replica, ...]:
         """In the order in which they came; those that drain last."""
         return tuple(self._replicas.values())
-
-    def events(self) -> dict[str, KvEvents]:
-        """The KV events of each replica, by its name."""
-        return {replica.name: replica.events for replica in self.all}
 
     def get(self, name: str) -> Replica | None:
         return self._replicas.get(name)
@@ -157,11 +152,14 @@ class Replicas:
         wait_s = replica.pacer.wait_s(forecast.prefill_s, deadline_s)
         return replace(forecast, queue_s=min(forecast.queue_s, wait_s))
 
-    async def enter(self, work: Work, salt: str, tried: Collection[str] = ()) -> tuple[Replica, Run]:
+    async def enter(
+        self, work: Work, salt: str, tried: Collection[str] = (), latest: Latest | None = None
+    ) -> tuple[Replica, Run]:
         """A replica that is not among `tried`, and the request's turn to prefill there.
 
         One that has been given up when the turn comes is left for another. Raises ApiError (503) when too many wait
-        at each already, or where all have been tried. Whoever got a run closes it, whatever happens.
+        at each already, or where all have been tried. Whoever got a run closes it, whatever happens. `latest` as of
+        `Replica.enter`.
         """
         passed = set(tried)
         while True:
@@ -169,7 +167,8 @@ class Replicas:
             self._last_used = replica.name
             passed.add(replica.name)
             try:
-                run = await replica.enter(placed, salt)
+                moved = work.forecast is not None and work.forecast.replica != replica.name
+                run = await replica.enter(placed, salt, latest, moved=moved)
             except QueueFull as full:
                 if self.has_other(passed):
                     continue

@@ -9,7 +9,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from cache.store import StoreHealth
 from gateway.calls import Calls
 from gateway.errors import ErrorKind
-from gateway.kv_events import KvEvents
 from gateway.metrics import Metrics
 from gateway.peers import Peers, Worker, merged_metrics
 from gateway.routes.dependencies import Context
@@ -31,26 +30,22 @@ from gateway.routes.wire_replicas import replica_brief
 METRICS, CALLS = "metrics", "calls"
 
 
-class Watched(Served, Protocol):
-    """A replica whose speed is learned."""
+class WatchedFleet(Served, Fleet, Protocol):
+    """All replicas, and what they have in common; `speed` is that of the one that would be tried first."""
 
     @property
     def speed(self) -> LearnedSpeed: ...
 
 
 def operations_router(
-    replica: Watched,
+    fleet: WatchedFleet,
     metrics: Metrics,
     calls: Calls,
     store_health: Callable[[], StoreHealth],
     index_counters: Callable[[], Mapping[str, int]],
     peers: Peers | None = None,
-    kv_events: Callable[[], Mapping[str, KvEvents]] = dict,
-    fleet: Fleet | None = None,
 ) -> APIRouter:
     """`index_counters` tells by name how often an index was loaded, rebuilt, or found unusable.
-
-    `kv_events` are those of each replica, by its name. With a `fleet` one of its replicas must be usable.
 
     With `peers` metrics and calls are those of all workers.
     """
@@ -64,19 +59,17 @@ def operations_router(
     @router.get("/readyz")
     async def readyz(response: Response) -> Readiness:
         """503 while no chat can be answered; documents and search work all the same."""
-        serving = replica.serving
-        replicas = () if fleet is None else fleet.all
-        ready = serving.facts.reachable and serving.facts.model is not None
-        if replicas:
-            ready = ready and any(each.usable for each in replicas)
+        serving, replicas = fleet.serving, fleet.all
+        known = serving.facts.reachable and serving.facts.model is not None
+        ready = known and any(each.usable for each in replicas)
         if not ready:
             response.status_code, _ = ErrorKind.UNAVAILABLE.value
         return Readiness(
             ready=ready,
-            engine=engine_state(serving, replica.model, replica.speed),
+            engine=engine_state(serving, fleet.model, fleet.speed),
             store=store_state(store_health()),
             indexes=dict(index_counters()),
-            kv_events={name: events_state(events) for name, events in kv_events().items()},
+            kv_events={each.name: events_state(each.events) for each in replicas},
             replicas=[replica_brief(each) for each in replicas],
         )
 

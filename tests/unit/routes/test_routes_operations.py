@@ -18,7 +18,7 @@ from gateway.serving import Missing, Serving, make_serving
 from gateway.settings import Settings
 from latency.model import PrefillModel
 from latency.speed import SpeedEstimate
-from tests.support.replicas import ShownReplica, ShownReplicas
+from tests.support.replicas import ShownReplica
 
 FACTS = EngineFacts(
     True,
@@ -42,11 +42,18 @@ class Speed:
     missing: tuple[Missing, ...] = ()
 
 
+def well(name: str) -> ShownReplica:
+    replica = ShownReplica(name)
+    replica.health.probed(None)
+    return replica
+
+
 @dataclass
 class Engine:
     settings: Settings
     facts: EngineFacts = FACTS
     speed: Speed = field(default_factory=Speed)
+    all: list[ShownReplica] = field(default_factory=lambda: [well("engine")])
 
     @property
     def model(self) -> str | None:
@@ -115,6 +122,8 @@ def test_readiness_tells_what_is_served_and_what_is_missing(operators: tuple[Tes
         "entries": None,
     }
     assert body["indexes"] == {"rebuilt": 2}
+    assert body["replicas"] == [{"name": "engine", "state": "ok", "error": None}]
+    assert body["kv_events"] == {"engine": {"state": "off", "reason": None, "degraded_s": 0.0}}
 
 
 @pytest.mark.parametrize(("states", "ready"), [("ok down", True), ("down down", False), ("down ok", True)])
@@ -125,8 +134,8 @@ def test_the_gateway_is_ready_while_one_replica_is_usable(
     for replica, state in zip(replicas, states.split(), strict=True):
         replica.health.probed(None if state == "ok" else "cannot connect")
     health = StoreHealth("memory", False, 0.0, 0, 0)
-    fleet = ShownReplicas(replicas)
-    router = operations_router(engine, Metrics(), calls, lambda: health, dict, fleet=fleet)
+    engine.all = replicas
+    router = operations_router(engine, Metrics(), calls, lambda: health, dict)
     response = as_clients(router, console_router())[0].get("/readyz")
     assert (response.status_code, response.json()["ready"]) == (200 if ready else 503, ready)
     shown = [(replica["name"], replica["state"]) for replica in response.json()["replicas"]]
