@@ -213,6 +213,11 @@ def unlink() -> None:
     Path("headstart.toml").unlink()
 
 
+def replace_with_a_folder() -> None:
+    unlink()
+    Path("headstart.toml").mkdir()
+
+
 async def test_a_reload_adds_and_removes_engines() -> None:
     write("http://127.0.0.1:1,http://127.0.0.1:2")
     async with reloading() as (found, told):
@@ -273,8 +278,7 @@ async def test_a_file_that_is_emptied_or_gone_takes_no_engine_away(
     write("http://127.0.0.1:1")
     async with reloading() as (found, told):
         if text is None:
-            unlink()
-            Path("headstart.toml").mkdir()
+            replace_with_a_folder()
         else:
             write_text(text)
         await found.reload()
