@@ -1,23 +1,32 @@
 """What one request's prompts may begin with: stretches of token ids behind each other, each hashed once for all."""
 
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
 from cache.blocks import ID_BYTES, child_hash, pack_ids, root_hash
 from cache.hash_memo import RUN_BLOCKS, HashMemo
 
 
+@dataclass(frozen=True, slots=True)
+class _Root:
+    """What all stretches of a tree have in common; it does not lead back to them."""
+
+    block_size: int
+    hash: bytes
+    memo: HashMemo | None
+
+
 class Stretch:
     """Token ids behind those of another stretch. Its `blocks` are those that end in it.
 
     Blocks are hashed when somebody first asks for them, one after the other, and only as far as that: replicas that
-    hold the same beginning cost one hashing together. A stretch is found again by the identity of its ids, which are
-    kept with it. A tree belongs to one request, and to one thread at a time.
+    hold the same beginning cost one hashing together.
     """
 
-    __slots__ = ("_above", "_behind", "_first", "_hashes", "_ids", "_packed", "_root", "blocks", "tokens")
+    __slots__ = ("_above", "_first", "_hashes", "_ids", "_packed", "_root", "blocks", "tokens")
 
-    def __init__(self, root: "PromptTree", above: "Stretch | None" = None, ids: Sequence[int] = ()) -> None:
+    def __init__(self, root: _Root, above: "Stretch | None" = None, ids: Sequence[int] = ()) -> None:
         before: int = 0 if above is None else above.tokens
         self.tokens: int = before + len(ids)
         self._first = before // root.block_size
@@ -27,17 +36,6 @@ class Stretch:
         self._ids = ids
         self._packed: bytes | None = None
         self._hashes: list[bytes] = []
-        self._behind: dict[int, Stretch] = {}
-
-    def behind(self, ids: Sequence[int]) -> "Stretch":
-        """The same prompt with these ids at its end."""
-        found = self._behind.get(id(ids))
-        if found is None:
-            found = Stretch(self._root, self, ids)
-            if isinstance(ids, tuple):
-                # What can change is read anew each time.
-                self._behind[id(ids)] = found
-        return found
 
     def known(self, hashes: Sequence[bytes]) -> None:
         """The hashes of all its blocks, where somebody has them."""
@@ -101,18 +99,33 @@ class Stretch:
 class PromptTree:
     """The empty prompt under a salt, in an engine's block size. One tree serves all replicas of that block size.
 
-    `memo`, where there is one, knows the hashes of blocks of earlier requests. Raises ValueError for a size that is
-    not positive.
+    A stretch is found again by the identity of its ids, which are kept with it. A tree belongs to one request, and to
+    one thread at a time. It holds its stretches, and they don't hold it: it goes as soon as its request is over,
+    without the garbage collector. `memo`, where there is one, knows the hashes of blocks of earlier requests. Raises
+    ValueError for a size that is not positive.
     """
+
+    __slots__ = ("_behind", "_root", "block_size", "salt", "start")
 
     def __init__(self, block_size: int, salt: str = "", memo: HashMemo | None = None) -> None:
         if block_size <= 0:
             raise ValueError(f"block_size must be positive, not {block_size}")
         self.block_size = block_size
         self.salt = salt
-        self.hash = root_hash(block_size, salt)
-        self.memo = memo
-        self.start = Stretch(self)
+        self._root = _Root(block_size, root_hash(block_size, salt), memo)
+        self._behind: dict[tuple[int, int], Stretch] = {}
+        self.start = Stretch(self._root)
+
+    def behind(self, stretch: Stretch, ids: Sequence[int]) -> Stretch:
+        """The prompt that ends with `stretch`, with these ids at its end."""
+        key = (id(stretch), id(ids))
+        found = self._behind.get(key)
+        if found is None:
+            found = Stretch(self._root, stretch, ids)
+            if isinstance(ids, tuple):
+                # What can change is read anew each time.
+                self._behind[key] = found
+        return found
 
     def hashed(self, token_ids: tuple[int, ...], hashes: Sequence[bytes]) -> None:
         """A whole prompt whose `block_hashes` are known: who follows these very ids hashes nothing.
@@ -120,4 +133,4 @@ class PromptTree:
         Hashes of another number of blocks are not taken.
         """
         if len(hashes) == len(token_ids) // self.block_size:
-            self.start.behind(token_ids).known(hashes)
+            self.behind(self.start, token_ids).known(hashes)

@@ -96,7 +96,7 @@ class Residency:
         if tree is None or (tree.block_size, tree.salt) != (self.block_size, salt):
             tree = PromptTree(self.block_size, salt)
         resident = self._queue.resident if self.reuses else ()
-        return ResidentPrefix(resident, self.block_size, tree.start)
+        return ResidentPrefix(resident, tree, tree.start)
 
     def begin(self, token_ids: Sequence[int], salt: str = "", hashes: Sequence[bytes] | None = None) -> Lease:
         """A prompt goes to the engine. Every lease must be ended.

@@ -1,5 +1,6 @@
 """Blocks that are hashed once: for all replicas of a request, and for all requests that begin alike."""
 
+import gc
 import random
 from collections.abc import Container, Iterator, Sequence
 
@@ -7,7 +8,7 @@ import pytest
 
 from cache.blocks import block_hashes
 from cache.hash_memo import RUN_BLOCKS, HashMemo
-from cache.prompt_tree import PromptTree
+from cache.prompt_tree import PromptTree, Stretch
 from cache.residency import Residency, resident_path
 
 SIZE = 4
@@ -36,27 +37,41 @@ def run(residency: Residency, token_ids: Sequence[int], salt: str = "") -> None:
     residency.end(lease)
 
 
+def stretch_of(tree: PromptTree, *pieces: tuple[int, ...]) -> Stretch:
+    stretch = tree.start
+    for piece in pieces:
+        stretch = tree.behind(stretch, piece)
+    return stretch
+
+
 def test_a_stretch_is_found_again_by_its_ids_and_only_where_they_cannot_change() -> None:
-    start = PromptTree(SIZE).start
+    tree = PromptTree(SIZE)
     piece, changeable = ids(0, 9), list(ids(0, 9))
-    assert start.behind(piece) is start.behind(piece)
-    assert start.behind(piece) is not start.behind(ids(0, 9))
-    assert start.behind(changeable) is not start.behind(changeable)
+    assert tree.behind(tree.start, piece) is tree.behind(tree.start, piece)
+    assert tree.behind(tree.start, piece) is not tree.behind(tree.start, ids(0, 9))
+    assert tree.behind(tree.start, changeable) is not tree.behind(tree.start, changeable)
+
+
+def test_a_tree_and_its_stretches_go_without_the_garbage_collector() -> None:
+    residency = Residency(SIZE, 100)
+    gc.collect()
+    resident_path(residency.prefix("s").extended(ids(0, 40)), [ids(40, 9), ids(50, 3)])
+    assert gc.collect() == 0
 
 
 def test_blocks_are_looked_up_to_the_first_that_is_not_resident() -> None:
     prompt = ids(0, 5 * SIZE + 1)
     hashes = block_hashes(prompt, SIZE)
     holding = Asked([hashes[0], hashes[1], hashes[3]])
-    assert PromptTree(SIZE).start.behind(prompt).resident_blocks(holding) == 2
+    assert stretch_of(PromptTree(SIZE), prompt).resident_blocks(holding) == 2
     assert holding.asked == list(hashes[:3])
 
 
 def test_a_second_replica_that_holds_less_or_more_sees_the_same_blocks() -> None:
     prompt = ids(0, 6 * SIZE)
     hashes = block_hashes(prompt, SIZE, "tenant")
-    stretch = PromptTree(SIZE, "tenant").start.behind(prompt[:7]).behind(prompt[7:])
-    first = PromptTree(SIZE, "tenant").start.behind(prompt[:7])
+    stretch = stretch_of(PromptTree(SIZE, "tenant"), prompt[:7], prompt[7:])
+    first = stretch_of(PromptTree(SIZE, "tenant"), prompt[:7])
     assert first.resident_blocks(set(hashes)) == 1
     for held in (3, 1, 6, 2):
         assert stretch.resident_blocks(set(hashes[:held])) == max(0, held - 1)
@@ -116,7 +131,7 @@ def test_the_memo_keeps_no_more_runs_than_it_may_and_the_last_used_stay() -> Non
     for prompt in (prompts[0], prompts[1], prompts[0], prompts[2]):
         memo.block_hashes(prompt, SIZE)
     assert len(memo) == 2
-    stretch = PromptTree(SIZE, "", memo).start.behind(prompts[0])
+    stretch = stretch_of(PromptTree(SIZE, "", memo), prompts[0])
     hashed = block_hashes(prompts[0], SIZE)
     assert stretch.resident_blocks(set(hashed)) == RUN_BLOCKS
 
