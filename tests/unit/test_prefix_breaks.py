@@ -1,8 +1,15 @@
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import cast
 
 import pytest
 
+from cache.residency import Residency
 from cache.sent import Sent
+from gateway.backends.facts import EngineFacts
+from gateway.endpoints import Endpoint
+from gateway.metrics import Metrics
+from gateway.prefix import PrefixBreaks, Told
+from gateway.replica import Replica
 from prompt_builder.breaks import PrefixBreak, Story, find_break, plain_story, plan_story
 from prompt_builder.builder import PromptBuilder
 from prompt_builder.template import ChatTemplate
@@ -323,3 +330,28 @@ def test_more_replicas_than_may_be_are_forgotten() -> None:
     for number in range(600):
         sent.record(f"replica-{number}", 0, [b"%d" % number], (), b"")
     assert len(sent) <= 256
+
+
+ENGINE = EngineFacts(reachable=True, model="m", block_size=BLOCK)
+
+
+@dataclass(eq=False)
+class Engine:
+    """What is asked of a replica."""
+
+    endpoint: Endpoint
+    facts: EngineFacts = ENGINE
+    residency: Residency | None = None
+    several_engines: bool = False
+
+
+def test_a_name_that_moved_to_another_address_is_remembered_when_the_old_engine_goes() -> None:
+    breaks = PrefixBreaks(Metrics())
+    old, new = (cast(Replica, Engine(Endpoint("main", url))) for url in ("http://one", "http://two"))
+    prompt, story = told(plan("When?", A))
+    for engine in (old, new):
+        breaks.computed(engine, Told(prompt, story, ""), 0, None)
+    breaks.forget(old)
+    found = breaks.foretold(new, Told(prompt, story, ""), 0)
+    assert found is not None
+    assert found.found.reason == "evicted"
