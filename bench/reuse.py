@@ -1,12 +1,16 @@
 """`python -m bench.reuse`: what the order of chunks saves when questions come in bursts by topic, on a real engine.
 
-The handbook of `examples/` and the passages of MTRAG are two stores of a gateway; each arm asks the same questions in
-the same order, one at a time, with five chunks each and no budget, of a gateway and an engine that hold nothing yet.
-Times are a client's, from sending to the first token: retrieval, ordering and planning are in them.
+The handbook of `examples/` and the passages of MTRAG are two stores of a gateway. Each arm gets the same questions,
+each once, in bursts of five of a topic that come at the same moment, with five chunks each and no budget; gateway and
+engine hold nothing yet when it begins. Times are a client's, from sending to the first token: retrieval, ordering,
+planning and the wait for others of the burst are in them.
 
-The greedy arm (a walk down the tree of resident prompts, taking the child with the most resident tokens at each step,
-the rest most relevant first) orders the passages of a dry run and sends them as messages: it pays one more exchange
-with the gateway, which is told.
+The arms with an order of another system send a burst's prompts at once, as those systems do; ours releases them in
+turn. Two more arms part the effects: ours sent at once, and retrieval order released in turn. The greedy arm orders
+the passages of a dry run and sends them as messages: it pays one more exchange with the gateway, some 10 ms.
+
+Beside the arms stands what no order can pass: the uncached tokens of an order chosen with all questions known
+beforehand, and those if chunks could be reused at any position.
 """
 
 import argparse
@@ -14,10 +18,10 @@ import random
 import sys
 import tempfile
 import time
-import zlib
+from asyncio import gather
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +36,12 @@ from bench.prefix_smoke import EXAMPLES, STORE, handbook_questions
 from bench.real_engine import EngineUnusable, RealEngine, bench_main, real_engine
 from bench.reply import CHAT_PATH, Reply
 from bench.report import Options, Report
+from bench.reuse_walk import GreedyWalk, Wanted, uncached_at_any_position, uncached_if_all_were_known
 from cache.residency import Residency
 from gateway.cli.client import GatewayClient
 from gateway.cli.files import find_documents
 from gateway.cli.ingest import ingest_documents
 from gateway.settings import Settings
-from prompt_builder.outlook import Prefix
 
 QUESTIONS, QUICK_QUESTIONS = 300, 30
 BURST = 5
@@ -46,7 +50,16 @@ SEED = 33
 PASSAGES_STORE = "mtrag"
 PROGRESS_S = 30.0
 RETRIEVAL_ORDER, SORTED, GREEDY, OURS = "retrieval order", "sorted by label", "greedy", "ours"
-ORDERS = {RETRIEVAL_ORDER: "relevance_first", SORTED: "label", GREEDY: "relevance_first", OURS: "reuse"}
+AT_ONCE, IN_TURN = "ours, sent at once", "retrieval order, in turn"
+ORDERS = {
+    RETRIEVAL_ORDER: "relevance_first",
+    SORTED: "label",
+    GREEDY: "relevance_first",
+    OURS: "reuse",
+    AT_ONCE: "reuse",
+    IN_TURN: "relevance_first",
+}
+PACED = (OURS, IN_TURN)
 MOST_OF_RETRIEVAL_ORDER = 0.75
 
 Body = dict[str, Any]
@@ -70,36 +83,12 @@ class Sent:
     labels: frozenset[str]
 
 
-@dataclass(slots=True)
-class GreedyWalk:
-    """Which chunks an engine holds behind which, by labels and tokens, as much as it has room for."""
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Mean uncached tokens: of an order chosen with all known beforehand, and with reuse at any position."""
 
-    residency: Residency
-    _lengths: dict[str, int] = field(default_factory=dict)
-
-    def order(self, front: int, chunks: Sequence[tuple[str, int]]) -> list[str]:
-        """`chunks` with their tokens, most relevant first; `front` tokens come before them in every prompt."""
-        self._lengths |= dict(chunks)
-        prefix: Prefix = self.residency.prefix().extended(_ids("front", front))
-        left, ordered = [label for label, _ in chunks], list[str]()
-        while left:
-            steps = [prefix.extended(_ids(label, self._lengths[label])) for label in left]
-            best = max(range(len(left)), key=lambda place: (steps[place].resident_tokens, -place))
-            if steps[best].resident_tokens == prefix.resident_tokens:
-                break
-            prefix = steps[best]
-            ordered.append(left.pop(best))
-        ordered += left
-        prompt = [i for label in ordered for i in _ids(label, self._lengths[label])]
-        lease = self.residency.begin([*_ids("front", front), *prompt])
-        self.residency.generated(lease, ())
-        self.residency.end(lease)
-        return ordered
-
-
-def _ids(name: str, tokens: int) -> tuple[int, ...]:
-    first = zlib.crc32(name.encode()) >> 12
-    return tuple(first * 2048 + place for place in range(tokens))
+    all_known: float
+    any_position: float
 
 
 async def run(options: Options) -> int:
@@ -108,18 +97,23 @@ async def run(options: Options) -> int:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         engine = await stack.enter_async_context(real_engine(options.extra.engine_url))
-        questions = in_bursts(_questions(count), BURST, SEED)
-        await _ingest(report, engine, folder, questions if options.quick else None)
+        bursts = in_bursts(_questions(count), BURST, SEED)
+        asked = [question for burst in bursts for question in burst]
+        await _ingest(report, engine, folder, asked if options.quick else None)
+        async with run_gateway(_settings(folder, engine, calibrate=True)) as gateway:
+            # Kept for the arms: they begin with a speed that is known.
+            await gateway.until_calibrated(300)
+            bounds = await _bounds(gateway, engine, asked)
         sent: dict[str, list[Sent]] = {}
         for arm in ORDERS:
             await _forget(engine)
-            async with run_gateway(_settings(folder, engine)) as gateway:
-                sent[arm] = await _ask_all(gateway, engine, arm, questions)
-    _print(report, sent)
+            async with run_gateway(_settings(folder, engine, pacing=arm in PACED)) as gateway:
+                sent[arm] = await _ask_all(gateway, engine, arm, bursts)
+    _print(report, sent, bounds)
     return report.finish(options)
 
 
-def in_bursts(questions: Sequence[Question], burst: int, seed: int) -> list[Question]:
+def in_bursts(questions: Sequence[Question], burst: int, seed: int) -> list[list[Question]]:
     """All questions: those of a topic in groups of at most `burst`, the groups of all topics shuffled."""
     topics: dict[str, list[Question]] = {}
     for question in questions:
@@ -128,7 +122,7 @@ def in_bursts(questions: Sequence[Question], burst: int, seed: int) -> list[Ques
         of_topic[start : start + burst] for of_topic in topics.values() for start in range(0, len(of_topic), burst)
     ]
     random.Random(seed).shuffle(groups)
-    return [question for group in groups for question in group]
+    return groups
 
 
 def _questions(count: int) -> list[Question]:
@@ -144,8 +138,8 @@ def _questions(count: int) -> list[Question]:
     return [*conversations[:half], *handbook[: count - half]]
 
 
-def _settings(folder: Path, engine: RealEngine) -> Settings:
-    return settings_for(folder, engine.url, cache_dir=Settings().cache_dir)
+def _settings(folder: Path, engine: RealEngine, **changes: Any) -> Settings:
+    return settings_for(folder, engine.url, cache_dir=Settings().cache_dir, **changes)
 
 
 async def _ingest(report: Report, engine: RealEngine, folder: Path, asked: Sequence[Question] | None) -> None:
@@ -179,27 +173,42 @@ async def _forget(engine: RealEngine) -> None:
             raise EngineUnusable("It cannot forget its prefix cache: start it with VLLM_SERVER_DEV_MODE=1.")
 
 
+async def _bounds(gateway: RunningGateway, engine: RealEngine, questions: Sequence[Question]) -> Bounds:
+    prompts = []
+    async with gateway.session() as session:
+        for question in questions:
+            body = _body(f"{engine.facts.model}@{question.store}", question.text, ORDERS[RETRIEVAL_ORDER])
+            prompts.append(_wanted(await _planned(session, body)))
+    return Bounds(
+        uncached_if_all_were_known(prompts, engine.facts.block_size or 1), uncached_at_any_position(prompts)
+    )
+
+
 async def _ask_all(
-    gateway: RunningGateway, engine: RealEngine, arm: str, questions: Sequence[Question]
+    gateway: RunningGateway, engine: RealEngine, arm: str, bursts: Sequence[Sequence[Question]]
 ) -> list[Sent]:
     facts = engine.facts
     if facts.block_size is None or facts.num_blocks is None:
         raise EngineUnusable("It does not tell its KV blocks at /metrics.")
     walk = GreedyWalk(Residency(facts.block_size, facts.num_blocks - 1))
+    total = sum(map(len, bursts))
     sent: list[Sent] = []
     began_s = said_s = time.monotonic()
     async with gateway.session() as session:
-        # Connections, threads and the embedding model are warm when the first question comes.
-        await _asked(session, _body(f"{facts.model}@{STORE}", "Is it warm?", ORDERS[arm]))
-        for question in questions:
+
+        async def ask(question: Question) -> Sent:
             body = _body(f"{facts.model}@{question.store}", question.text, ORDERS[arm])
             if arm == GREEDY:
-                sent.append(await _asked_greedily(session, body, facts.model or "", walk))
-            else:
-                sent.append(await _asked(session, body))
+                return await _asked_greedily(session, body, facts.model or "", walk)
+            return await _asked(session, body)
+
+        # Connections, threads and the embedding model are warm when the first question comes.
+        await _asked(session, _body(f"{facts.model}@{STORE}", "Is it warm?", ORDERS[arm]))
+        for burst in bursts:
+            sent += await gather(*map(ask, burst))
             if time.monotonic() - said_s >= PROGRESS_S:
                 said_s = time.monotonic()
-                print(f"  {arm}: {len(sent)} of {len(questions)}, {said_s - began_s:.0f} s", flush=True)
+                print(f"  {arm}: {len(sent)} of {total}, {said_s - began_s:.0f} s", flush=True)
     return sent
 
 
@@ -236,14 +245,25 @@ async def _asked(session: aiohttp.ClientSession, body: Body, began_s: float | No
     return Sent(first_s, usage["prompt_tokens"], usage["prompt_tokens"] - cached, labels)
 
 
+async def _planned(session: aiohttp.ClientSession, body: Body) -> list[dict[str, Any]]:
+    """The segments of a dry run."""
+    async with session.post("/v1/plan", json=body) as response:
+        segments: list[dict[str, Any]] = orjson.loads(await response.read())["segments"]
+        return segments
+
+
+def _wanted(segments: Sequence[dict[str, Any]]) -> Wanted:
+    places = [place for place, segment in enumerate(segments) if segment["kind"] == "chunk"]
+    sizes = [segment["tokens"] or 0 for segment in segments]
+    chunks = frozenset((segments[place]["label"], sizes[place]) for place in places)
+    return Wanted(sum(sizes[: places[0]]), chunks, sum(sizes[places[-1] + 1 :]))
+
+
 async def _asked_greedily(session: aiohttp.ClientSession, body: Body, model: str, walk: GreedyWalk) -> Sent:
     began_s = time.perf_counter()
-    async with session.post("/v1/plan", json=body) as response:
-        segments = orjson.loads(await response.read())["segments"]
+    segments = await _planned(session, body)
     chunks = {segment["label"]: segment for segment in segments if segment["kind"] == "chunk"}
-    first = next(place for place, segment in enumerate(segments) if segment["kind"] == "chunk")
-    front = sum(segment["tokens"] or 0 for segment in segments[:first])
-    order = walk.order(front, [(label, chunk["tokens"]) for label, chunk in chunks.items()])
+    order = walk.order(_wanted(segments).front, [(label, chunk["tokens"]) for label, chunk in chunks.items()])
     moved = iter([chunks[label] for label in order])
     messages: list[dict[str, str]] = []
     texts: list[str] = []
@@ -259,7 +279,7 @@ async def _asked_greedily(session: aiohttp.ClientSession, body: Body, model: str
     return Sent(sent.ttft_s, sent.prompt_tokens, sent.uncached_tokens, frozenset(chunks))
 
 
-def _print(report: Report, sent: dict[str, list[Sent]]) -> None:
+def _print(report: Report, sent: dict[str, list[Sent]], bounds: Bounds) -> None:
     ttft_s = {arm: np.array([one.ttft_s for one in requests]) for arm, requests in sent.items()}
     base = ttft_s[RETRIEVAL_ORDER]
     rows = []
@@ -293,7 +313,11 @@ def _print(report: Report, sent: dict[str, list[Sent]]) -> None:
         "uncached mean",
         "cached share",
     )
-    report.table(f"{len(base)} questions in bursts by topic, {TOP_K} chunks each", columns, rows)
+    report.table(f"{len(base)} questions in bursts of {BURST} by topic, {TOP_K} chunks each", columns, rows)
+    report.note(
+        f"uncached tokens, mean: {bounds.all_known:.0f} in an order chosen with all questions known beforehand, "
+        f"{bounds.any_position:.0f} with reuse at any position"
+    )
     means = {arm: float(times.mean()) for arm, times in ttft_s.items()}
     report.at_most("mean TTFT, ours / retrieval order", means[OURS] / means[RETRIEVAL_ORDER], MOST_OF_RETRIEVAL_ORDER)
     others = min(mean for arm, mean in means.items() if arm != OURS)

@@ -1,5 +1,6 @@
 """From a planned turn to its answer: sent to a replica, passed on, completed, recorded, learned from."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,19 +19,40 @@ from gateway.answers import (
 from gateway.backends.vllm import EngineStream
 from gateway.folding import Folder
 from gateway.metrics import Metrics
-from gateway.payload import EngineRequest
+from gateway.payload import turn_payload
+from gateway.planning import reordered
 from gateway.prefix import FoundBreak, PrefixBreaks, told_of
 from gateway.relay import relay_completed
 from gateway.replica import Replica
 from gateway.replicas import Replicas
-from gateway.runs import Run
+from gateway.runs import Run, Work
 from gateway.sending import begin, send
 from gateway.streamed_text import PassingTokens
 from gateway.timings import EngineUsage, Timings, server_timing
 from gateway.turns import StreamedAnswer, Turn, WholeAnswer, elapsed_ms, nothing, turn_timings
 from prompt_builder.citations import named_labels
+from prompt_builder.companions import Companions
 from prompt_builder.transcripts import Transcripts
 from prompt_builder.types import Message
+
+
+class _Leaving:
+    """A turn until it leaves: one that waits long takes the order of chunks that the replica serves best by then."""
+
+    def __init__(self, turn: Turn, body: dict[str, Any], companions: Companions) -> None:
+        self.turn = turn
+        self.payload = turn_payload(turn, body)
+        self._body = body
+        self._companions = companions
+
+    async def latest(self, replica: Replica) -> Work:
+        turn, salt = self.turn, self.turn.context.cache_salt
+        if len(turn.plan.chunks) > 1:
+            past = self._companions.of(salt.encode())
+            self.turn = await asyncio.to_thread(reordered, turn, replica.outlook(salt), past)
+            if self.turn is not turn:
+                self.payload = turn_payload(self.turn, self._body)
+        return self.turn.work
 
 
 class Delivery:
@@ -44,22 +66,28 @@ class Delivery:
         metrics: Metrics,
         folder: Folder,
         breaks: PrefixBreaks,
+        companions: Companions,
     ) -> None:
         self._replicas = replicas
         self._transcripts = transcripts
         self._metrics = metrics
         self._folder = folder
         self._breaks = breaks
+        self._companions = companions
 
-    async def stream(self, turn: Turn, payload: EngineRequest) -> StreamedAnswer:
+    async def stream(self, planned: Turn, body: dict[str, Any]) -> StreamedAnswer:
+        leaving = _Leaving(planned, body, self._companions)
         sent, since = 0.0, 0
 
         async def stream_from(replica: Replica, run: Run) -> EngineStream:
             nonlocal sent, since
-            sent, since = elapsed_ms(turn.context), self._breaks.now()
-            return await begin(replica, payload)
+            sent, since = elapsed_ms(planned.context), self._breaks.now()
+            return await begin(replica, leaving.payload)
 
-        replica, run, stream = await send(self._replicas, turn.work, turn.context.cache_salt, stream_from)
+        replica, run, stream = await send(
+            self._replicas, planned.work, planned.context.cache_salt, stream_from, leaving.latest
+        )
+        turn = leaving.turn
         run.first_token()
         first = elapsed_ms(turn.context)
         timing = server_timing(
@@ -85,16 +113,20 @@ class Delivery:
         )
         return answer
 
-    async def whole(self, turn: Turn, payload: EngineRequest) -> WholeAnswer:
+    async def whole(self, planned: Turn, body: dict[str, Any]) -> WholeAnswer:
+        leaving = _Leaving(planned, body, self._companions)
         sent, since = 0.0, 0
 
         async def complete(replica: Replica, run: Run) -> bytes:
             nonlocal sent, since
-            sent, since = elapsed_ms(turn.context), self._breaks.now()
+            sent, since = elapsed_ms(planned.context), self._breaks.now()
             run.first_token_expected()
-            return await replica.backend.complete(payload.to(replica.facts))
+            return await replica.backend.complete(leaving.payload.to(replica.facts))
 
-        replica, run, raw = await send(self._replicas, turn.work, turn.context.cache_salt, complete)
+        replica, run, raw = await send(
+            self._replicas, planned.work, planned.context.cache_salt, complete, leaving.latest
+        )
+        turn = leaving.turn
         try:
             body = whole_answer(raw)
             usage = read_usage(body)

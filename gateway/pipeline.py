@@ -11,7 +11,6 @@ from gateway.delivery import Delivery
 from gateway.messages import Conversation
 from gateway.models import Models
 from gateway.passthrough import Plain, pass_through
-from gateway.payload import turn_payload
 from gateway.planning import plan_prompt, refuse_if_late, speed_on, within_total
 from gateway.prefix import PrefixBreaks
 from gateway.replicas import Replicas
@@ -72,10 +71,9 @@ class Pipeline:
         if in_time is not None and prepared.budget.strict:
             prepared = replace(prepared, plan=replace(prepared.plan, forecast=in_time))
         self._observe(prepared)
-        payload = turn_payload(prepared, body)
         if request.stream:
-            return await self._delivery.stream(prepared, payload)
-        return await self._delivery.whole(prepared, payload)
+            return await self._delivery.stream(prepared, body)
+        return await self._delivery.whole(prepared, body)
 
     async def prepare(self, request: ChatRequest, context: RequestContext) -> Turn | Plain:
         """Everything that is decided before the engine is called. Raises like `answer`."""

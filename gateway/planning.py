@@ -9,7 +9,7 @@ from gateway.errors import ApiError, ErrorKind
 from gateway.messages import Conversation
 from gateway.routing import forecast_of
 from gateway.serving import Serving
-from gateway.turns import rendered_by
+from gateway.turns import Turn, rendered_by
 from latency.speed import Forecast, SpeedEstimate
 from prompt_builder.companions import NOTHING_KNOWN, Together
 from prompt_builder.outlook import Clock, Outlook
@@ -47,6 +47,17 @@ def plan_prompt(
     if reason is None and serving.facts.token_ids_accepted is not True:
         reason = "the engine does not take token ids in chat requests"
     return plan, serving.builder.render(plan, salt, exact=reason is None, reason=reason)
+
+
+def reordered(turn: Turn, outlook: Outlook, past: Together) -> Turn:
+    """A turn that has waited, its chunks in the order for what this replica holds now; itself where nothing changes.
+
+    Takes time with the length of the prompt.
+    """
+    plan = turn.serving.planner.reordered(turn.plan, turn.prompt, turn.limits, outlook, past)
+    if plan is turn.plan:
+        return turn
+    return replace(turn, plan=plan, prompt=turn.serving.builder.render(plan, turn.context.cache_salt))
 
 
 def within_total(plan: Plan, budget: Budget, speed: SpeedEstimate | None, window_tokens: int | None) -> Plan:

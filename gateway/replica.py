@@ -29,6 +29,12 @@ _ASK_AGAIN_PROBES = 12
 """An engine that answered no probe request so far is asked again at every so many probes."""
 
 _STARTS_REMEMBERED = 4
+
+STALE_S = 0.05
+"""A prompt that has waited for so long may find more in the engine's cache than when it was planned."""
+
+Latest = Callable[["Replica"], Awaitable[Work]]
+"""What a request asks of this replica now, the same in another form."""
 _SOURCES_LIMIT_S = 5.0
 
 SEVERAL_ENGINES = (
@@ -119,8 +125,11 @@ class Replica:
         prefix = NothingHeld() if self.residency is None else self.residency.prefix(salt, tree)
         return Outlook(self.name, self.speed.estimate or speed, self.pacer.wait_s, prefix, self.pacer.decoding)
 
-    async def enter(self, work: Work, salt: str) -> Run:
-        """Waits for the request's turn to prefill. Raises QueueFull. Whoever got a run closes it."""
+    async def enter(self, work: Work, salt: str, latest: Latest | None = None, *, moved: bool = False) -> Run:
+        """Waits for the request's turn to prefill. Raises QueueFull. Whoever got a run closes it.
+
+        A request that has waited, or has `moved` here from where it was planned, is asked for its `latest` form.
+        """
         # From now on, not only once it is released: a trial has the replica for itself, and who waits is waited for.
         trial = self.health.began()
         self._entered += 1
@@ -130,6 +139,13 @@ class Replica:
         except BaseException:
             self._gone(trial)
             raise
+        if latest is not None and (moved or ticket.waited_s >= STALE_S):
+            try:
+                work = replace(await latest(self), forecast=work.forecast)
+            except BaseException:
+                ticket.done()
+                self._gone(trial)
+                raise
 
         def left(run: Run) -> None:
             if run in self._runs:

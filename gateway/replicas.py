@@ -216,7 +216,10 @@ class Replicas:
     def _candidates(self) -> list[Replica]:
         """Those that are well; where none is, all that are not refused: trying is better than refusing."""
         # Threads that plan ask too, while the event loop adds and removes.
-        everyone = [replica for replica in self.all if not replica.draining] or list(self.all)
+        everyone = list(self.all)
+        if len(everyone) == 1:
+            return everyone
+        everyone = [replica for replica in everyone if not replica.draining] or everyone
         found = (
             [replica for replica in everyone if replica.usable]
             or [replica for replica in everyone if replica.refused is None]

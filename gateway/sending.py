@@ -8,7 +8,7 @@ from gateway.backends.vllm import EngineStream
 from gateway.errors import ApiError
 from gateway.payload import EngineRequest
 from gateway.relay import reported_error
-from gateway.replica import Replica
+from gateway.replica import Latest, Replica
 from gateway.replicas import Replicas
 from gateway.runs import Run, Work
 
@@ -32,6 +32,8 @@ async def begin(replica: Replica, request: EngineRequest) -> EngineStream:
     An error that is the request's own comes through the stream: no other engine would do better.
     """
     stream = await replica.backend.stream(request.to(replica.facts))
+    if b'"error"' not in stream.first:
+        return stream
     failure = next(filter(None, map(reported_error, split_events(stream.first)[:1])), None)
     if failure is None or (failure.engine_status or 500) < 500:
         return stream
@@ -40,7 +42,11 @@ async def begin(replica: Replica, request: EngineRequest) -> EngineStream:
 
 
 async def send(
-    replicas: Replicas, work: Work, salt: str, call: Callable[[Replica, Run], Awaitable[Answer]]
+    replicas: Replicas,
+    work: Work,
+    salt: str,
+    call: Callable[[Replica, Run], Awaitable[Answer]],
+    latest: Latest | None = None,
 ) -> tuple[Replica, Run, Answer]:
     """`call` sends the request and returns with its first bytes, or with a whole answer. Raises ApiError.
 
@@ -50,7 +56,7 @@ async def send(
     tried: set[str] = set()
     broken = 0
     while True:
-        replica, run = await replicas.enter(work, salt, tried)
+        replica, run = await replicas.enter(work, salt, tried, latest)
         try:
             answer = await call(replica, run)
         except ApiError as error:

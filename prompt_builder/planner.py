@@ -16,6 +16,7 @@ from prompt_builder.layout import block_tokens, blocks_of, for_template, scaffol
 from prompt_builder.material import Frames, Front, Material
 from prompt_builder.outlook import Clock, Outlook
 from prompt_builder.renderings import boundaries
+from prompt_builder.reorder import reordered
 from prompt_builder.request import Choice, Request
 from prompt_builder.shortlist import shortlist
 from prompt_builder.template import ChatTemplate
@@ -25,6 +26,7 @@ from prompt_builder.types import (
     Dropped,
     Limits,
     Plan,
+    Prompt,
     Rendering,
     RenderingChoice,
     Tokenizer,
@@ -122,6 +124,18 @@ class Planner:
         choice = self._everything(request)[1]
         most = UNBOUNDED_TOKENS if request.room is None else request.room.prompt_tokens
         return () if choice is None else alternatives(request.filling, choice.draft.front, choice.means, most)
+
+    def reordered(
+        self, plan: Plan, prompt: Prompt, limits: Limits, outlook: Outlook, past: Together = NOTHING_KNOWN
+    ) -> Plan:
+        """A plan whose prompt has waited: its chunks in the order for what the replica holds now, where that is ours.
+
+        Itself where the order is not `reuse`, where nothing changes, and where the prompt has no ids.
+        """
+        layout = self._layout_for(limits)
+        if layout.order != "reuse" or prompt.token_ids is None:
+            return plan
+        return reordered(plan, prompt, outlook.prefix, past, layout.pin_last)
 
     def tokens(self, plan: Plan) -> int:
         """Prompt tokens of a plan, as the builder will count them."""
