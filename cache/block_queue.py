@@ -91,7 +91,8 @@ class BlockQueue:
     def fill(self, key: bytes) -> Block:
         """One of the blocks that were taken is computed and holds `key`."""
         block = Block(UNKNOWN)
-        self.name(block, key)
+        if key != UNKNOWN:
+            self.name(block, key)
         return block
 
     def name(self, block: Block, key: bytes) -> None:

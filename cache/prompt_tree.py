@@ -1,20 +1,29 @@
 """What one request's prompts may begin with: stretches of token ids behind each other, each hashed once for all."""
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 
 from cache.blocks import ID_BYTES, child_hash, pack_ids, root_hash
 from cache.hash_memo import RUN_BLOCKS, HashMemo
 
 
-@dataclass(frozen=True, slots=True)
 class _Root:
     """What all stretches of a tree have in common; it does not lead back to them."""
 
-    block_size: int
-    hash: bytes
-    memo: HashMemo | None
+    __slots__ = ("_hash", "_salt", "block_size", "memo")
+
+    def __init__(self, block_size: int, salt: str, memo: HashMemo | None) -> None:
+        self.block_size = block_size
+        self.memo = memo
+        self._salt = salt
+        self._hash: bytes | None = None
+
+    @property
+    def hash(self) -> bytes:
+        """Of the empty prompt; made when it is first asked for."""
+        if self._hash is None:
+            self._hash = root_hash(self.block_size, self._salt)
+        return self._hash
 
 
 class Stretch:
@@ -112,7 +121,7 @@ class PromptTree:
             raise ValueError(f"block_size must be positive, not {block_size}")
         self.block_size = block_size
         self.salt = salt
-        self._root = _Root(block_size, root_hash(block_size, salt), memo)
+        self._root = _Root(block_size, salt, memo)
         self._behind: dict[tuple[int, int], Stretch] = {}
         self.start = Stretch(self._root)
 

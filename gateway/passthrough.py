@@ -75,7 +75,7 @@ async def pass_through(
 
     def observe(replica: Replica, run: Run, usage: EngineUsage, said: Callable[[], str | None]) -> None:
         run.answered(usage, named_answer(plain.serving.tokenizer, said))
-        if prompt is not None:
+        if prompt is not None and prompt.token_ids is not None:
             told = plain_told(prompt, context.cache_salt, plain.volatile)
             breaks.answered(replica, told, usage.cached_tokens, run.cached_tokens, since)
 
@@ -108,13 +108,18 @@ async def pass_through(
     first = elapsed_ms(context)
     answer = StreamedAnswer((), server_timing(queue=run.waited_s * 1000, ttft=first), nothing(), stream, run)
 
-    said = StreamedText()
+    # Where it is not known what stands in the prompt's blocks, neither is it of the answer's.
+    said = None if work.token_ids is None else StreamedText()
 
     def ended(usage: EngineUsage) -> None:
-        observe(replica, run, replace(usage, finish_reason=said.finish_reason()), said.text)
+        if said is None:
+            observe(replica, run, usage, lambda: None)
+        else:
+            observe(replica, run, replace(usage, finish_reason=said.finish_reason()), said.text)
         answer.timings = plain_timings(context, budget, run, usage, sent, first)
 
-    answer.events = relay_unchanged(stream, request.wants_usage, ended, lambda data: run.streamed(said.add(data)))
+    on_read = len if said is None else lambda data: run.streamed(said.add(data))
+    answer.events = relay_unchanged(stream, request.wants_usage, ended, on_read)
     return answer
 
 
