@@ -223,9 +223,9 @@ async def test_an_engine_that_was_restarted_between_two_probes_is_believed_to_be
             for _ in range(2):
                 assert (await gateway.ask("sim-model", LONG)).status == 200
             await gateway.until_metric("headstart_cached_predictions_exact", 2)
+            assert await gateway.metric("headstart_resident_blocks") > 0
             await sim.restart()
-            await asyncio.sleep(0.5)
-            assert await gateway.metric("headstart_resident_blocks") == 0
+            await gateway.until_metric("headstart_resident_blocks", 0, timeout_s=10.0)
             assert (await gateway.ask("sim-model", LONG)).status == 200
             assert await gateway.metric("headstart_cached_predictions_over") == 0
 

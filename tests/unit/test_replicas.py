@@ -224,7 +224,7 @@ async def test_where_all_engines_are_others_the_old_ones_serve_until_a_new_one_c
         starting: list[asyncio.Task[None]] = []
         applying = asyncio.create_task(replicas.apply(parse_endpoints(f"new={two.url}")))
         seen = set()
-        while not applying.done():
+        while replicas.get("new") is None:
             replica, run = await replicas.enter(Work(10, None, (), None, None), "salt")
             assert replica.usable
             seen.add(replica.name)

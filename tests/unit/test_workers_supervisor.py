@@ -25,8 +25,8 @@ class Serve:
         signal.signal(signal.SIGHUP, lambda *_: (self.folder / f"hangup-{worker.number}").touch())
         if self.how == "fails":
             sys.exit(3)
-        ready()
         with (self.folder / f"started-{worker.number}").open("a") as log: log.write(f"{os.getpid()}\\n")
+        ready()
         while not told: time.sleep(0.01)
         (self.folder / f"stopped-{worker.number}").touch()
 
