@@ -76,7 +76,7 @@ class Traffic:
         body: dict[str, Any] = {
             "model": self.model,
             "messages": chat.messages,
-            "max_tokens": draw.randint(4, 48),
+            "max_tokens": draw.randint(4, 28),
             "temperature": 0,
             "stream": draw.random() < 0.8,
         }

@@ -1,5 +1,6 @@
 """An engine's names of blocks, mapped to ours through what the blocks hold."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cache.blocks import ID_BYTES, child_hash, root_hash
@@ -7,6 +8,9 @@ from cache.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineH
 from cache.residency import Residency
 
 _LEAST_BOUND = 1024
+
+_News = tuple[bytes, bytes, bytes] | bytes | None
+"""For the picture: a block that was stored (its parent, key and packed ids), the key of one removed, or all gone."""
 
 
 @dataclass(slots=True)
@@ -38,26 +42,49 @@ class EventBlocks:
         """Our hashes of the blocks that the engine holds, in the order in which it stored them."""
         return list(self._copies)
 
-    def apply(self, rank: int, event: KvEvent, *, silent: bool = False) -> None:
-        """`silent` leaves the picture as it is: for events of before, of which only the sum counts."""
-        if isinstance(event, BlockStored):
-            self._stored(self._ranks.setdefault(rank, {}), event, silent)
-        elif isinstance(event, BlockRemoved):
-            names = self._ranks.get(rank, {})
-            for name in event.hashes:
-                self._removed(names, name, silent)
-        elif isinstance(event, AllBlocksCleared):
-            self.forget(rank, silent=True)
-            if not silent and not self._copies:
-                self._residency.told.cleared()
+    def apply(self, rank: int, events: Iterable[KvEvent], *, silent: bool = False) -> None:
+        """One batch: what the engine did in a step.
 
-    def forget(self, rank: int, *, silent: bool = False) -> None:
-        """Nothing is known of the rank's blocks any more."""
+        `silent` leaves the picture as it is: for events of before, of which only the sum counts.
+        """
+        news: list[_News] = []
+        for event in events:
+            if isinstance(event, BlockStored):
+                self._stored(self._ranks.setdefault(rank, {}), event, news)
+            elif isinstance(event, BlockRemoved):
+                names = self._ranks.get(rank, {})
+                for name in event.hashes:
+                    self._removed(names, name, news)
+            elif isinstance(event, AllBlocksCleared):
+                self.forget(rank)
+                if not self._copies:
+                    news.append(None)
+        if not silent:
+            self._tell(news)
+
+    def forget(self, rank: int) -> None:
+        """Nothing is known of the rank's blocks any more. The picture stays as it is."""
         for keys in self._ranks.pop(rank, {}).values():
             for key in keys:
-                self._left(key, silent)
+                self._left(key, [])
 
-    def _stored(self, names: dict[EngineHash, list[bytes]], event: BlockStored, silent: bool) -> None:
+    def _tell(self, news: Sequence[_News]) -> None:
+        # Who has begun to run takes its blocks in the picture first: the removals that it caused are expected then.
+        for each in news:
+            if isinstance(each, bytes):
+                self._residency.removing(each)
+        for each in news:
+            if isinstance(each, tuple):
+                self._residency.storing(each[1])
+        for each in news:
+            if each is None:
+                self._residency.told.cleared()
+            elif isinstance(each, tuple):
+                self._residency.stored(*each)
+            else:
+                self._residency.told.removed(each)
+
+    def _stored(self, names: dict[EngineHash, list[bytes]], event: BlockStored, news: list[_News]) -> None:
         size = self._residency.block_size
         if event.block_size != size:
             self.counts.foreign_sizes += 1
@@ -74,11 +101,10 @@ class EventBlocks:
             self.counts.collisions += bool(keys) and key not in keys
             keys.append(key)
             self._copies[key] = self._copies.get(key, 0) + 1
-            if not silent:
-                self._residency.stored(parent, key, packed)
+            news.append((parent, key, packed))
             parent = key
         while len(names) > self._most:
-            self._removed(names, next(iter(names)), silent)
+            self._removed(names, next(iter(names)), news)
 
     def _parent(self, names: dict[EngineHash, list[bytes]], event: BlockStored) -> bytes | None:
         if event.salt is None:
@@ -88,7 +114,7 @@ class EventBlocks:
         keys = names.get(event.parent, [])
         return keys[0] if keys and keys.count(keys[0]) == len(keys) else None
 
-    def _removed(self, names: dict[EngineHash, list[bytes]], name: EngineHash, silent: bool) -> None:
+    def _removed(self, names: dict[EngineHash, list[bytes]], name: EngineHash, news: list[_News]) -> None:
         keys = names.get(name)
         if keys is None:
             return
@@ -97,13 +123,12 @@ class EventBlocks:
         if not keys:
             del names[name]
         for key in left:
-            self._left(key, silent)
+            self._left(key, news)
 
-    def _left(self, key: bytes, silent: bool) -> None:
+    def _left(self, key: bytes, news: list[_News]) -> None:
         copies = self._copies[key] - 1
         if copies:
             self._copies[key] = copies
             return
         del self._copies[key]
-        if not silent:
-            self._residency.told.removed(key)
+        news.append(key)

@@ -1,46 +1,29 @@
 """What a replica's KV cache holds, kept by doing here what the engine does with the same requests."""
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Sequence
+from dataclasses import replace
+from itertools import takewhile
 
 from cache.block_queue import UNKNOWN, Block, BlockQueue
 from cache.blocks import block_hashes, pack_ids, root_hash
+from cache.decode_steps import DecodeSteps
 from cache.lease import Lease
 from cache.prompt_tree import PromptTree
+from cache.residency_counts import ResidencyCounts
 from cache.resident_prefix import ResidentPrefix, resident_path
 from cache.told_blocks import ToldBlocks
+from cache.waiting_line import WaitingLine
 
 __all__ = ["Lease", "Residency", "ResidencyCounts", "ResidentPrefix", "resident_path"]
 
 
 MOST_UNNAMED = 64
 """Requests that are over and whose answers' blocks events may still name: these come a moment late."""
+FIRST_STEP_TOKENS = 2
+"""An answer's first token and the one on its way: the events of the step that began it may not have come by then."""
 DENIALS = 8
 """So many predicted hits in a row of which the engine reports nothing, and it is taken to reuse no prefixes."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResidencyCounts:
-    """What was predicted and what the engine said, since the start; `resident_blocks` is of now.
-
-    `over`: the engine had less than predicted; `under`: it had more. `dropped_blocks` were believed resident until
-    the engine's report said otherwise. The sums of tokens are over the predictions that were reported on.
-    """
-
-    exact: int = 0
-    over: int = 0
-    under: int = 0
-    predicted_tokens: int = 0
-    reported_tokens: int = 0
-    dropped_blocks: int = 0
-    evictions: int = 0
-    clears: int = 0
-    resident_blocks: int = 0
-
-    @property
-    def predictions(self) -> int:
-        return self.exact + self.over + self.under
 
 
 class Residency:
@@ -64,10 +47,14 @@ class Residency:
         self._queue = BlockQueue(capacity_blocks)
         self.told = ToldBlocks(self._queue)
         self.told_all = False
-        """Whether the engine's events tell all that it holds; then its reports lead to no conclusions beside them."""
+        """Whether the engine's events tell all that it holds; then its reports lead to no conclusions beside them.
+
+        They also tell which requests have begun to run: until then one that was sent to a busy engine waits here.
+        """
         self._running: dict[Lease, None] = {}
         self._unnamed: deque[Lease] = deque(maxlen=MOST_UNNAMED)
-        self._waiting: deque[Lease] = deque()
+        self._waiting = WaitingLine()
+        self.steps = DecodeSteps(self._grown_unseen)
         self._counts = ResidencyCounts()
         self._engine = 0
 
@@ -95,7 +82,7 @@ class Residency:
         """
         if tree is None or (tree.block_size, tree.salt) != (self.block_size, salt):
             tree = PromptTree(self.block_size, salt)
-        resident = self._queue.resident if self.reuses else ()
+        resident = self._expected() if self.reuses else ()
         return ResidentPrefix(resident, tree, tree.start)
 
     def begin(self, token_ids: Sequence[int], salt: str = "", hashes: Sequence[bytes] | None = None) -> Lease:
@@ -125,23 +112,30 @@ class Residency:
     def generated(self, lease: Lease, token_ids: Sequence[int]) -> None:
         """The answer began, or grew by these tokens: they fill further blocks. The latest is not computed yet."""
         if self._live(lease):
+            if token_ids:
+                self._runs(lease)
             lease.append(token_ids)
             self._grown(lease)
 
     def generated_unknown(self, lease: Lease, tokens: int) -> None:
         """The answer grew by so many tokens whose ids are not known: they take blocks that nothing can hit."""
         if self._live(lease):
+            self._runs(lease)
             lease.append_unknown(tokens)
             self._grown(lease)
 
     def answered(self, lease: Lease, tokens: int, token_ids: Sequence[int] | None = None) -> None:
         """The answer has so many tokens by now, however it was told of before; `token_ids` are all of its ids.
 
+        While it runs, the token that the engine is at counts as well: the block for the one before it is taken.
+
         An answer may also be named after the lease's end: what is not evicted yet can be hit from then on. One token
         more than ids is the end token, which is never computed.
         """
         if lease.engine != self._engine:
             return
+        if not lease.ended and tokens > FIRST_STEP_TOKENS:
+            self._runs(lease)
         first = lease.known
         if not lease.ended:
             lease.append_unknown(max(0, lease.prompt_tokens + tokens - lease.tokens))
@@ -159,11 +153,33 @@ class Residency:
         if lease is None:
             self._queue.insert(key, next_evicted=False)
             return
+        if not lease.ended:
+            self._runs(lease)
         first = lease.known
         lease.name_block(key)
         self._name(lease, first)
         if not lease.ended:
             self._grown(lease)
+
+    def removing(self, key: bytes) -> None:
+        """The engine is about to tell that it evicted a block.
+
+        A request never evicts what it hits. So one that begins in this step, and has this block in its prompt, came
+        too late for it.
+        """
+        if self._waiting and self._waiting.first_with(key) is not None:
+            self.told.removed(key)
+
+    def storing(self, key: bytes) -> None:
+        """The engine is about to tell that it holds a block, and what it evicted for it: somebody has begun to run.
+
+        What this picture does not hold can only be computed by a request that has begun since; the first that waits
+        for it is taken to be that one, and those that were sent before it have begun before it.
+        """
+        if self._waiting and key not in self._queue.resident:
+            lease = self._waiting.first_with(key)
+            if lease is not None:
+                self._runs(lease)
 
     def ran_unknown(self, tokens: int) -> None:
         """A request whose ids are not known has run and is over: blocks for so many uncached tokens were evicted."""
@@ -177,12 +193,15 @@ class Residency:
         One for which neither `generated` nor `reconcile` was called was abandoned before its first token. How much of
         it was computed is not known, so nothing of it is believed to be resident that was not before.
         """
+        self.steps.over(lease)
         live = self._live(lease)
+        if live and lease.ran:
+            self._runs(lease)
         lease.ended = True
         if not live:
             return
         if lease not in self._running:
-            self._waiting.remove(lease)
+            self._waiting.leave(lease)
             if lease.ran:
                 # The engine had room for it earlier than this picture.
                 self._admit(lease, with_what_is_free=True)
@@ -201,6 +220,8 @@ class Residency:
         released before: these are dropped. The prompt's own blocks stay, for it has just computed them. When it had
         more, nothing is invented.
         """
+        if self._live(lease):
+            self._runs(lease)
         lease.ran = True
         if cached_tokens is None or lease.reconciled or lease.engine != self._engine:
             return
@@ -231,6 +252,7 @@ class Residency:
         self._running.clear()
         self._unnamed.clear()
         self._waiting.clear()
+        self.steps.clear()
         self._counts = replace(self._counts, clears=self._counts.clears + 1)
 
     def _begin(self, tokens: int, hashes: Sequence[bytes], root: bytes, tail: bytes | None) -> Lease:
@@ -245,7 +267,7 @@ class Residency:
             tail=tail,
             tokens=tokens,
         )
-        lease.cached_tokens = len(self._hits(lease)) * self.block_size
+        lease.cached_tokens = self._expected_tokens(lease)
         self._waiting.append(lease)
         self._admit_waiting()
         return lease
@@ -254,13 +276,40 @@ class Residency:
         return lease.engine == self._engine and not lease.ended
 
     def _hits(self, lease: Lease) -> list[Block]:
-        """Resident blocks at the beginning of its tokens without the last, which is always computed."""
-        whole = max(0, lease.tokens - 1) // self.block_size if self.reuses else 0
+        """Resident blocks at the beginning of its tokens without the last, which is always computed.
+
+        One that has begun unseen may have more tokens by now than it had then.
+        """
+        tokens = lease.prompt_tokens if lease.released is None else lease.tokens
+        whole = max(0, tokens - 1) // self.block_size if self.reuses else 0
         return self._queue.hits(lease.hashes[:whole])
 
+    def _expected(self) -> Container[bytes]:
+        """What is held, and what requests that wait will have computed before any that is sent now."""
+        held: Container[bytes] = self._queue.resident
+        return self._waiting.with_theirs(held) if self.told_all and self._waiting else held
+
+    def _expected_tokens(self, lease: Lease) -> int:
+        if not self.reuses:
+            return 0
+        whole = max(0, lease.tokens - 1) // self.block_size
+        return sum(1 for _ in takewhile(self._expected().__contains__, lease.hashes[:whole])) * self.block_size
+
     def _admit_waiting(self) -> None:
-        while self._waiting and self._admit(self._waiting[0]):
-            self._waiting.popleft()
+        """Those who find room, in turn; where events tell who runs, only what comes to an idle engine."""
+        told = self.told_all and bool(self._running)
+        while self._waiting and not told and self._admit(self._waiting.first):
+            self._waiting.leave(self._waiting.first)
+
+    def _runs(self, lease: Lease) -> None:
+        """The engine has shown that the request runs, and so did those before it."""
+        if not self.told_all or lease not in self._waiting:
+            return
+        for earlier in self._waiting.up_to(lease):
+            if earlier.released is None:
+                self.told.recall(earlier.hashes)
+            self._admit(earlier, with_what_is_free=True)
+            self._waiting.leave(earlier)
 
     def _admit(self, lease: Lease, with_what_is_free: bool = False) -> bool:
         """Hits are marked in use and the rest is taken; False, and nothing is changed, when too little is free.
@@ -278,6 +327,7 @@ class Residency:
         if lease.released is None:
             lease.cached_tokens = len(hits) * self.block_size
             lease.released = tuple(0 if block.references else block.released for block in hits)
+        self.steps.begins(lease)
         self._queue.use(hits)
         lease.blocks, lease.computed_tokens = hits, computed_tokens
         self._running[lease] = None
@@ -293,15 +343,21 @@ class Residency:
         while missing > self._queue.free:
             latest = next(reversed(self._running))
             self._vacate(latest)
-            self._waiting.appendleft(latest)
+            self._waiting.prepend(latest)
             if latest is lease:
                 return
         self._take(lease, missing)
 
+    def _grown_unseen(self, lease: Lease, tokens: int) -> None:
+        """Events would tell it better."""
+        if not self.told_all and lease in self._running:
+            self.answered(lease, tokens)
+
     def _growing(self, parent: bytes, packed_block: bytes) -> Lease | None:
-        """The request whose answer fills this block: a running one, or one that ended before the event came."""
-        for lease in (*self._running, *reversed(self._unnamed)):
-            if lease.ran and lease.parent == parent and packed_block.startswith(lease.tail or b""):
+        """The request whose answer fills this block: one in flight, or one that ended before the event came."""
+        leases: list[Lease] = [*self._running, *self._waiting, *reversed(self._unnamed)]
+        for lease in leases:
+            if lease.parent == parent and packed_block.startswith(lease.tail or b""):
                 return lease
         return None
 

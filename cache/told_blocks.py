@@ -57,6 +57,16 @@ class ToldBlocks:
         elif self._queue.drop(key):
             self._restore()
 
+    def recall(self, keys: Iterable[bytes]) -> None:
+        """The leading ones that the picture gave up, though the engine still holds them by all that it has told."""
+        for key in keys:
+            if key in self._queue.resident:
+                continue
+            if key not in self._gone or key not in self._told:
+                return
+            del self._gone[key]
+            self._queue.insert(key, next_evicted=True)
+
     def cleared(self) -> None:
         """The engine holds nothing; what running requests hold was sent after that."""
         self.clear()

@@ -185,7 +185,7 @@ class RankFeed:
         if self._sequence.expected and self.whole:
             start = self._sequence.expected
         else:
-            self._blocks.forget(self._source.rank, silent=True)
+            self._blocks.forget(self._source.rank)
             start = 0
         first = None
         self._unreadable = False
@@ -237,7 +237,7 @@ class RankFeed:
 
     def _forget(self, reason: str) -> None:
         self.whole = False
-        self._blocks.forget(self._source.rank, silent=True)
+        self._blocks.forget(self._source.rank)
         self._residency.told.stop()
         self._residency.told.start_unknown()
         self._listener.degrade(self._residency, reason)
@@ -253,8 +253,7 @@ class RankFeed:
         if batch.malformed:
             self._malformed(batch.malformed)
         foreign = self._blocks.counts.foreign_sizes
-        for event in batch.events:
-            self._blocks.apply(self._source.rank, event, silent=silent)
+        self._blocks.apply(self._source.rank, batch.events, silent=silent)
         if self._blocks.counts.foreign_sizes != foreign:
             self._lose("the engine's blocks are of another size than it told")
 

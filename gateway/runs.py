@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cache.residency import Lease, Residency
+from cache.residency import FIRST_STEP_TOKENS, Lease, Residency
 from gateway.answer_ids import NamedAnswer, name_soon
 from gateway.queueing import Prefill
 from gateway.tickets import Ticket
@@ -76,6 +76,7 @@ class Run:
         self._usage: EngineUsage | None = None
         self._answer: NamedAnswer | None = None
         self._next_block_tokens = 0
+        self._step_before: int | None = None
         self._clock = clock
         self._lease: Lease | None = None
         if residency is not None and work.token_ids is not None:
@@ -93,7 +94,7 @@ class Run:
 
     @property
     def cached_tokens(self) -> int | None:
-        """What the replica was predicted to hold of the prompt when it was sent."""
+        """What the replica is predicted to report of the prompt: as it was sent, or later as it began to run."""
         return self._lease.cached_tokens if self._lease is not None else None
 
     @property
@@ -121,20 +122,31 @@ class Run:
 
         Where nothing was predicted it is taken to be there: else the answer's decode would hold up all others.
         """
+        if self._residency is not None and self._lease is not None:
+            self._residency.steps.comes_whole(self._lease)
         forecast = self.work.forecast
         self._ticket.first_token_expected(forecast.safe_prefill_s if forecast is not None else 0.0)
 
     def streamed(self, tokens: int) -> None:
-        """So many tokens of the answer have come by now: each block that they begin evicts another."""
-        if tokens < self._next_block_tokens or self._residency is None or self._lease is None:
+        """So many tokens of the answer have come or are on their way: each block that they begin evicts another."""
+        residency, lease = self._residency, self._lease
+        if residency is None or lease is None:
             return
-        lease, size = self._lease, self._residency.block_size
+        if self.work.choices == 1:
+            if self._step_before is None:
+                self._step_before = residency.steps.count + 1 - tokens
+            residency.steps.reached(self._step_before + tokens)
+        if tokens < self._next_block_tokens:
+            return
+        size = residency.block_size
         if tokens > 0:
-            self._residency.answered(lease, tokens)
+            residency.answered(lease, tokens)
         # The latest token is not computed yet: with so many the one before it begins a block.
         self._next_block_tokens = size - (lease.prompt_tokens - 2) % size
         while self._next_block_tokens <= tokens:
             self._next_block_tokens += size
+        if tokens <= FIRST_STEP_TOKENS:
+            self._next_block_tokens = min(self._next_block_tokens, FIRST_STEP_TOKENS + 1)
 
     def answered(self, usage: EngineUsage, answer: NamedAnswer | None = None) -> None:
         """The answer is complete: what was predicted meets what the engine reports.

@@ -8,6 +8,7 @@ MOST_BYTES = 2**20
 """An answer with more bytes of events is not put together."""
 
 _TOKEN = b'"delta":{'
+_ENDED = b'"finish_reason":"'
 _CONTENT = re.compile(rb'"delta":\{"content":("(?:[^"\\]|\\.)*")')
 _FINISH = re.compile(rb'"finish_reason":"(\w+)"')
 
@@ -19,9 +20,9 @@ class PassingTokens:
         self.tokens = -1
 
     def add(self, data: bytes) -> int:
-        """The tokens that have come by now."""
+        """The tokens that have come by now, and the one that the engine is at where the answer is not over."""
         self.tokens += data.count(_TOKEN)
-        return self.tokens
+        return self.tokens + (_ENDED not in data)
 
 
 class StreamedText(PassingTokens):

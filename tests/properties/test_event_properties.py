@@ -55,6 +55,7 @@ class Request:
     salt: str
     lease: Lease
     output: list[int]
+    streamed: bool
     allocation: Allocation | None = None
     done: int = 0
     told: int = 0
@@ -99,7 +100,7 @@ def predicted(seed: int, *, events: bool, clients: int, named: bool) -> tuple[in
                 salt = draw.choice("ab")
                 prompt = [i for chunk in draw.sample(chunks, draw.randint(1, 2)) for i in chunk]
             output = [draw.randrange(50_000) for _ in range(draw.randint(1, 24))]
-            arriving.append(Request(prompt, salt, residency.begin(prompt, salt), output))
+            arriving.append(Request(prompt, salt, residency.begin(prompt, salt), output, draw.random() < 0.8))
             open_requests += 1
             sent += 1
         # The engine: a step, with what arrived in time for it.
@@ -120,18 +121,19 @@ def predicted(seed: int, *, events: bool, clients: int, named: bool) -> tuple[in
             pool.extend(allocation, len(request.prompt))
             running.append(request)
         told, pool.events = pool.events, []
-        for event in told if events else ():
-            blocks.apply(0, event)
+        if events:
+            blocks.apply(0, told)
         for request in list(running):
             assert request.allocation is not None
-            if not request.lease.ran:
+            if request.streamed and not request.lease.ran:
                 residency.generated(request.lease, ())
             if request.done >= len(request.output) - 1:
                 running.remove(request)
                 pool.release(request.allocation)
                 ended.append(request)
-            elif draw.random() < 0.8:
-                residency.answered(request.lease, request.done + 1)
+            elif request.streamed and draw.random() < 0.8:
+                # The token that the engine is at counts as well.
+                residency.answered(request.lease, request.done + 2)
         draw.shuffle(ended)
     return exact, done
 
@@ -154,4 +156,4 @@ def test_of_four_clients_at_once_events_put_right_what_timing_made_wrong(seed: i
     told, _ = predicted(seed, events=True, clients=4, named=True)
     assert without / done >= 0.9
     assert told >= without
-    assert told / done >= 0.98
+    assert told / done >= 0.995

@@ -18,7 +18,7 @@ class Scene:
         self.residency.told.start([])
 
     def store(self, names: list[int], ids: list[int], parent: int | None = None, salt: str | None = "") -> None:
-        self.blocks.apply(0, BlockStored(tuple(names), parent, pack_ids(ids), BLOCK, salt))
+        self.blocks.apply(0, [BlockStored(tuple(names), parent, pack_ids(ids), BLOCK, salt)])
 
     def resident(self, ids: list[int], salt: str = "") -> int:
         return self.residency.prefix(salt).extended(ids).resident_tokens
@@ -34,9 +34,9 @@ def test_a_short_hash_that_names_two_contents_is_believed_of_neither_once_one_ha
     scene.store([7], ids(100, 4))
     assert (scene.resident(ids(0, 4)), scene.resident(ids(100, 4))) == (4, 4)
     assert scene.blocks.counts.collisions == 1
-    scene.blocks.apply(0, BlockRemoved((7,)))
+    scene.blocks.apply(0, [BlockRemoved((7,))])
     assert (scene.resident(ids(0, 4)), scene.resident(ids(100, 4))) == (0, 0)
-    scene.blocks.apply(0, BlockRemoved((7,)))
+    scene.blocks.apply(0, [BlockRemoved((7,))])
     assert scene.residency.free_blocks == 100
 
 
@@ -55,16 +55,16 @@ def test_a_block_whose_parent_or_salt_was_not_told_is_left_out(parent: int | Non
     scene.store([1, 2], ids(0, 8), parent, salt)
     assert scene.blocks.held() == []
     assert scene.blocks.counts.unknown_blocks == 2
-    scene.blocks.apply(0, BlockRemoved((1, 2)))
+    scene.blocks.apply(0, [BlockRemoved((1, 2))])
 
 
 def test_two_copies_of_a_block_are_one_until_both_have_left() -> None:
     scene = Scene()
     scene.store([1], ids(0, 4))
     scene.store([1], ids(0, 4))
-    scene.blocks.apply(0, BlockRemoved((1,)))
+    scene.blocks.apply(0, [BlockRemoved((1,))])
     assert scene.resident(ids(0, 4)) == 4
-    scene.blocks.apply(0, BlockRemoved((1,)))
+    scene.blocks.apply(0, [BlockRemoved((1,))])
     assert scene.resident(ids(0, 4)) == 0
 
 
@@ -80,7 +80,7 @@ def test_a_block_just_sent_stays_though_the_engine_has_not_told_it_yet() -> None
     scene = Scene()
     lease = scene.residency.begin(ids(0, 16))
     scene.store([50], ids(500, 4))
-    scene.blocks.apply(0, BlockRemoved((50,)))
+    scene.blocks.apply(0, [BlockRemoved((50,))])
     assert scene.resident(ids(0, 16)) == 16
     scene.residency.generated(lease, ())
     scene.residency.end(lease)
@@ -93,7 +93,7 @@ def test_a_removal_does_not_take_a_block_that_a_running_request_holds() -> None:
     scene = Scene()
     scene.store([1, 2], ids(0, 8))
     lease = scene.residency.begin(ids(0, 9))
-    scene.blocks.apply(0, BlockRemoved((2, 1)))
+    scene.blocks.apply(0, [BlockRemoved((2, 1))])
     assert scene.resident(ids(0, 8)) == 8
     scene.residency.generated(lease, ())
     scene.residency.end(lease)
@@ -105,7 +105,7 @@ def test_where_the_engine_evicted_another_block_the_two_change_places() -> None:
         scene.store([number], ids(start, 4))
     lease = scene.residency.begin(ids(900, 4))
     assert [scene.resident(ids(start, 4)) for start in (0, 100, 200, 300)] == [0, 4, 4, 4]
-    scene.blocks.apply(0, BlockRemoved((1,)))
+    scene.blocks.apply(0, [BlockRemoved((1,))])
     scene.store([9], ids(900, 4))
     assert [scene.resident(ids(start, 4)) for start in (0, 100, 200, 300)] == [4, 0, 4, 4]
     scene.residency.generated(lease, ())
@@ -132,7 +132,7 @@ def test_a_reset_of_the_engine_leaves_what_was_sent_since() -> None:
     scene = Scene()
     scene.store([1], ids(0, 4))
     lease = scene.residency.begin(ids(100, 8))
-    scene.blocks.apply(0, AllBlocksCleared())
+    scene.blocks.apply(0, [AllBlocksCleared()])
     assert scene.resident(ids(0, 4)) == 0
     assert scene.resident(ids(100, 8)) == 8
     scene.residency.end(lease)
@@ -163,3 +163,54 @@ def test_numbers_tell_what_is_next_what_is_missing_and_a_restart() -> None:
     assert sequence.arrived(3) == "restart"
     sequence.begin()
     assert sequence.arrived(0) == "next"
+
+
+def test_an_answer_that_comes_whole_is_followed_by_its_blocks_while_it_runs() -> None:
+    scene = Scene(capacity=6)
+    lease = scene.residency.begin(ids(0, 6))
+    scene.store([1], ids(0, 4))
+    scene.store([2], ids(4, 4), 1)
+    # The block that the answer completed is the request's own, not one more.
+    assert scene.residency.free_blocks == 4
+    scene.residency.reconcile(lease, 0)
+    scene.residency.end(lease)
+    assert scene.residency.prefix().extended(ids(0, 9)).cached_tokens() == 8
+
+
+def test_a_request_sent_to_a_busy_engine_takes_its_blocks_when_events_tell_that_it_runs() -> None:
+    scene = Scene(capacity=8)
+    scene.residency.told.start([])
+    scene.residency.told_all = True
+    first = scene.residency.begin(ids(100, 8))
+    scene.store([1, 2], ids(100, 8))
+    second = scene.residency.begin(ids(0, 9))
+    third = scene.residency.begin(ids(0, 17))
+    assert scene.residency.free_blocks == 6
+    # The planner and whoever is sent next count on what waits.
+    assert third.cached_tokens == 8
+    assert scene.residency.prefix().extended(ids(0, 17)).cached_tokens() == 16
+    scene.store([3, 4], ids(0, 8))
+    assert (second.cached_tokens, scene.residency.free_blocks) == (0, 3)
+    scene.residency.reconcile(third, 8)
+    assert third.cached_tokens == 8
+    for lease in (first, second, third):
+        scene.residency.end(lease)
+    assert scene.residency.free_blocks == 8
+
+
+def test_what_was_evicted_in_the_step_in_which_a_request_began_was_not_there_for_it() -> None:
+    scene = Scene(capacity=8)
+    scene.residency.told.start([])
+    scene.residency.told_all = True
+    over = scene.residency.begin(ids(0, 9))
+    scene.store([1, 2], ids(0, 8))
+    scene.residency.generated(over, ())
+    scene.residency.end(over)
+    running = scene.residency.begin(ids(100, 17))
+    scene.residency.generated(running, ())
+    late = scene.residency.begin(ids(0, 9))
+    assert late.cached_tokens == 8
+    removed = BlockRemoved((2,))
+    stored = BlockStored((9,), 1, pack_ids(ids(4, 4)), BLOCK, "")
+    scene.blocks.apply(0, [removed, stored])
+    assert late.cached_tokens == 4

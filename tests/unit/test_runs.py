@@ -146,3 +146,21 @@ async def test_a_whole_answer_of_which_nothing_is_foretold_does_not_hold_up_the_
     assert scene.pacer.decoding == 1
     run.close()
     assert scene.pacer.decoding == 0
+
+
+async def test_an_answer_that_comes_whole_takes_blocks_while_streams_beside_it_go_on() -> None:
+    scene = Scene()
+    streamed, whole = await scene.run(), await scene.run()
+    whole.first_token_expected()
+    streamed.first_token()
+    free = scene.residency.free_blocks
+    for tokens in range(2, 10):
+        streamed.streamed(tokens)
+    # 17 tokens of a prompt and eight of an answer that are computed or about to be fill seven blocks; both had five.
+    assert scene.residency.free_blocks == free - 4
+    whole.answered(usage(output=2))
+    whole.close()
+    streamed.close()
+    for tokens in range(10, 40):
+        streamed.streamed(tokens)
+    assert scene.residency.free_blocks == 100
