@@ -84,6 +84,19 @@ def test_every_module_that_is_named_exists(path: Path) -> None:
     assert not [name for name in MODULE.findall(path.read_text("utf-8")) if not (ROOT / name).exists()]
 
 
+def test_every_module_has_its_place_in_the_architecture() -> None:
+    """By its own name, or by that of a folder below its package."""
+    named = set(MODULE.findall((ROOT / "docs" / "architecture.md").read_text("utf-8")))
+    packages = [package for package in PACKAGES if package != "bench"]
+    modules = [file.relative_to(ROOT) for package in packages for file in (ROOT / package).rglob("*.py")]
+    homeless = [
+        str(module)
+        for module in modules
+        if module.name != "__init__.py" and not {str(module), *(f"{each}/" for each in module.parents)} & named
+    ]
+    assert not homeless
+
+
 @page
 def test_every_bench_that_is_named_can_be_run(path: Path) -> None:
     assert not [name for name in BENCH.findall(path.read_text("utf-8")) if importlib.util.find_spec(name) is None]
