@@ -46,6 +46,11 @@ class Lease:
         """What the first block of unknown content follows."""
         return self.hashes[self.known - 1] if self.known else self.root
 
+    def next_block_tokens(self, tokens: int) -> int:
+        """With how many answer tokens, the one on its way included, the next block is taken after so many."""
+        before = self.prompt_tokens - 2
+        return ((before + tokens) // self.block_size + 1) * self.block_size - before
+
     def append(self, token_ids: Sequence[int]) -> None:
         """Generated tokens. Behind tokens of unknown ids they are unknown too."""
         if self.tail is None or self._known_tokens != self.tokens:

@@ -138,13 +138,9 @@ class Run:
             residency.steps.reached(self._step_before + tokens)
         if tokens < self._next_block_tokens:
             return
-        size = residency.block_size
         if tokens > 0:
             residency.answered(lease, tokens)
-        # The latest token is not computed yet: with so many the one before it begins a block.
-        self._next_block_tokens = size - (lease.prompt_tokens - 2) % size
-        while self._next_block_tokens <= tokens:
-            self._next_block_tokens += size
+        self._next_block_tokens = lease.next_block_tokens(tokens)
         if tokens <= FIRST_STEP_TOKENS:
             self._next_block_tokens = min(self._next_block_tokens, FIRST_STEP_TOKENS + 1)
 
