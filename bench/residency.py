@@ -3,8 +3,8 @@
 A small cache (64 blocks of 32 tokens) before chats of two tenants: shared passages in any order, conversations
 that go on from their answers, and branches. Four arms: one client, without events and with them; four clients,
 without and with. Then the engine is killed under four clients, and started again on its port. Every request goes
-through the whole gateway; what is compared is what it foretold when it sent the request, and what the engine
-reported of it.
+through the whole gateway; what is compared is what it foretold, `predicted_cached_tokens` of the answer, and what the
+engine reported of it.
 """
 
 import argparse

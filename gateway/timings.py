@@ -21,7 +21,9 @@ class EngineUsage:
 class Predicted:
     """What was foretold when the request was planned, and when it was sent. None is unknown.
 
-    `cached_tokens` is that of the moment of sending. Milliseconds from the request's arrival.
+    `cached_tokens` is that of the moment of sending, and where the request had to wait in the engine that of the moment
+    in which it is known to have begun to run there; always before the engine's report is read. Milliseconds from the
+    request's arrival.
     """
 
     ttft_ms: float | None = None
@@ -134,7 +136,7 @@ def make_timings(
 
 
 def predicted(forecast: Forecast | None, budget_s: float | None, cached_tokens: int | None) -> Predicted:
-    """`cached_tokens` as they were predicted when the request was sent, None where the prompt's ids are not known."""
+    """`cached_tokens` as they were predicted last, None where the prompt's ids are not known."""
     if forecast is None:
         return Predicted(cached_tokens=cached_tokens, budget_ms=None if budget_s is None else budget_s * 1000)
     return Predicted(
