@@ -14,6 +14,7 @@ from gateway.budgets import Budget
 from gateway.endpoints import parse_endpoints
 from gateway.errors import ApiError
 from gateway.planning import forecast_plain, refuse_if_late
+from gateway.replica import STALE_S, Replica
 from gateway.replicas import Replicas
 from gateway.runs import Work
 from gateway.serving import Serving
@@ -380,3 +381,48 @@ async def test_engines_that_are_replaced_by_another_model_one_by_one_are_followe
                 await two.stop()
                 async with EngineSim(other, port=ports[1]):
                     await until(lambda: replicas.model == "new-model" and all(each.usable for each in replicas.all))
+
+
+async def test_only_a_request_that_has_waited_is_asked_for_its_latest_form(tmp_path: Path) -> None:
+    async with (
+        EngineSim(SimConfig()) as sim,
+        EngineSession(LIMITS) as session,
+        Replicas(settings(sim.url, tmp_path), session, LIMITS) as replicas,
+    ):
+        asked: list[str] = []
+
+        async def latest(replica: Replica) -> Work:
+            asked.append(replica.name)
+            return Work(4000, None, (), None, None)
+
+        _, first = await replicas.enter(Work(5000, None, (), None, None), "salt", latest=latest)
+        waiting = asyncio.create_task(replicas.enter(Work(5000, None, (), None, None), "salt", latest=latest))
+        await asyncio.sleep(2 * STALE_S)
+        assert asked == []
+        first.first_token()
+        first.close()
+        _, second = await waiting
+        assert asked == ["engine"]
+        assert second.work.tokens == 4000
+        second.close()
+
+
+async def test_a_request_whose_latest_form_cannot_be_made_gives_its_place_back(tmp_path: Path) -> None:
+    async with (
+        EngineSim(SimConfig()) as sim,
+        EngineSession(LIMITS) as session,
+        Replicas(settings(sim.url, tmp_path), session, LIMITS) as replicas,
+    ):
+
+        async def latest(replica: Replica) -> Work:
+            raise ValueError(replica.name)
+
+        _, first = await replicas.enter(Work(5000, None, (), None, None), "salt")
+        waiting = asyncio.create_task(replicas.enter(Work(5000, None, (), None, None), "salt", latest=latest))
+        await asyncio.sleep(2 * STALE_S)
+        first.first_token()
+        first.close()
+        with pytest.raises(ValueError, match="engine"):
+            await waiting
+        assert replicas.all[0].pacer.idle
+        assert replicas.all[0].in_flight == 0

@@ -1,0 +1,115 @@
+"""A prompt that has waited: its chunks take the places that the replica serves best now, and nothing else changes."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.residency import Residency
+from latency.model import PrefillModel
+from latency.speed import SpeedEstimate
+from prompt_builder.builder import PromptBuilder
+from prompt_builder.labels import Renderer
+from prompt_builder.outlook import Outlook
+from prompt_builder.planner import Planner
+from prompt_builder.template import ChatTemplate
+from prompt_builder.types import Limits, Plan, Transcript
+from retrieval.types import Candidate, Candidates, Chunk
+from tests.support.prompts import CHATML, ByteTokenizer
+
+TOKENIZER = ByteTokenizer()
+TEMPLATE = ChatTemplate(CHATML)
+RENDERER = Renderer(TOKENIZER)
+BUILDER = PromptBuilder(TOKENIZER, TEMPLATE, "Answer.", 16)
+PLANNER = Planner(TOKENIZER, TEMPLATE, "Answer.", evidence_lines=0)
+LIMITS = Limits(None, None, 16, 8)
+SPEED = SpeedEstimate(PrefillModel(0.0, 1e-3, 0.0), 1.0, 0.95, 99, "learned")
+
+
+def found(names: str) -> Candidates:
+    """One letter a chunk, most relevant first."""
+    items = []
+    for place, name in enumerate(names):
+        body = f"The {name} ferry leaves at nine. Dogs travel free of charge on it."
+        rendered = RENDERER.render(name, body)
+        chunk = Chunk(ord(name), "vs", name, f"{name}.md", 0, name, body, rendered.label, rendered, {})
+        items.append(Candidate(chunk, 0.9 - place / 100))
+    return Candidates(tuple(items))
+
+
+def outlook(residency: Residency) -> Outlook:
+    return Outlook("engine", SPEED, lambda seconds: 0.0, residency.prefix())
+
+
+def planned(names: str, residency: Residency, limits: Limits = LIMITS) -> Plan:
+    return PLANNER.plan(Transcript("", (), "When?"), found(names), limits, (outlook(residency),))
+
+
+def sent(residency: Residency, plan: Plan) -> None:
+    ids = BUILDER.render(plan).token_ids
+    assert ids is not None
+    lease = residency.begin(ids)
+    residency.generated(lease, [0])
+    residency.end(lease)
+
+
+def names(plan: Plan) -> str:
+    return "".join(chunk.filename[0] for chunk in plan.chunks)
+
+
+def test_what_others_have_left_meanwhile_comes_first() -> None:
+    residency = Residency(16, 10_000)
+    waiting = planned("abc", residency)
+    sent(residency, planned("bxya", residency))
+    held = names(planned("bxya", residency))
+    now = PLANNER.reordered(waiting, BUILDER.render(waiting), LIMITS, outlook(residency))
+    assert names(now)[0] == held[0] or held[0] not in "abc"
+    sent(residency, planned("cb", residency))
+    later = PLANNER.reordered(waiting, BUILDER.render(waiting), LIMITS, outlook(residency))
+    assert names(later)[:2] == names(planned("cb", residency))
+
+
+def test_a_plan_for_which_nothing_has_changed_is_itself() -> None:
+    residency = Residency(16, 10_000)
+    waiting = planned("abc", residency)
+    assert PLANNER.reordered(waiting, BUILDER.render(waiting), LIMITS, outlook(residency)) is waiting
+
+
+def test_an_order_that_the_request_asked_for_stays() -> None:
+    residency = Residency(16, 10_000)
+    limits = replace(LIMITS, chunk_order="relevance_first")
+    waiting = planned("abc", residency, limits)
+    sent(residency, planned("cb", residency))
+    assert PLANNER.reordered(waiting, BUILDER.render(waiting), limits, outlook(residency)) is waiting
+
+
+def test_a_prompt_that_the_engine_templates_stays_as_it_is() -> None:
+    residency = Residency(16, 10_000)
+    waiting = planned("abc", residency)
+    sent(residency, planned("cb", residency))
+    inexact = BUILDER.render(waiting, exact=False, reason="tools")
+    assert PLANNER.reordered(waiting, inexact, LIMITS, outlook(residency)) is waiting
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.permutations("abcdef"), min_size=1, max_size=4),
+    st.permutations("abcdef"),
+    st.integers(1, 6),
+    st.integers(0, 2),
+)
+def test_chunks_change_places_and_nothing_else_changes(
+    before: list[list[str]], asked: list[str], count: int, pin_last: int
+) -> None:
+    residency = Residency(16, 10_000)
+    limits = replace(LIMITS, pin_last=pin_last)
+    waiting = planned("".join(asked[:count]), residency, limits)
+    for other in before:
+        sent(residency, planned("".join(other[:4]), residency))
+    now = PLANNER.reordered(waiting, BUILDER.render(waiting), limits, outlook(residency))
+    assert sorted(names(now)) == sorted(names(waiting))
+    assert replace(now, chunks=()) == replace(waiting, chunks=())
+    pinned = [chunk.filename[0] for chunk in now.chunks[len(now.chunks) - pin_last :]]
+    assert pinned == asked[:count][:pin_last][::-1]
+    first = outlook(residency).prefix.extended(BUILDER.render(now).token_ids or ()).cached_tokens()
+    assert first >= outlook(residency).prefix.extended(BUILDER.render(waiting).token_ids or ()).cached_tokens()
