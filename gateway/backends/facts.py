@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,15 +9,13 @@ from typing import Any
 import aiohttp
 import orjson
 
+from gateway.backends.engine_metrics import read_cache_config, read_prefix_caching, read_started
+
 PROBE_IDS = tuple(range(100, 197))
 """Ids that every vocabulary has; 97 is a length that no template gives to the probe's one-word message."""
 
 PROBE_TEXT = "Naïve café, 12,345.6 ≈ π·3929; 東京 🙂\n\tdef probe(x): return x  # Hà Nội"
 """Scripts, numbers, white space: two tokenizers that agree on it are taken to be one."""
-
-_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
-_STARTED = re.compile(r"^process_start_time_seconds ([\d.e+]+)", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,29 +251,6 @@ def read_models(listing: Answer | Unanswered, wanted: str) -> EngineFacts:
     )
 
 
-def read_cache_config(metrics: str) -> tuple[int | None, int | None]:
-    """(block size in tokens, number of blocks) from the engine's Prometheus text."""
-    line = _CACHE_CONFIG.search(metrics)
-    labels = dict(_LABEL.findall(line.group(1))) if line else {}
-    return _int(labels.get("block_size")), _int(labels.get("num_gpu_blocks"))
-
-
-def read_prefix_caching(metrics: str) -> bool | None:
-    """Whether the engine reuses prefixes, from its Prometheus text; None where it does not tell."""
-    line = _CACHE_CONFIG.search(metrics)
-    told = dict(_LABEL.findall(line.group(1))).get("enable_prefix_caching") if line else None
-    return {"True": True, "False": False}.get(told or "")
-
-
-def read_started(metrics: str) -> float | None:
-    """When the engine's process began, from its Prometheus text; None where it does not tell."""
-    line = _STARTED.search(metrics)
-    try:
-        return float(line.group(1)) if line else None
-    except ValueError:
-        return None
-
-
 def read_tokens(answer: Answer | Unanswered) -> tuple[int, ...] | None:
     """Ids from `/tokenize`, None where it is not answered."""
     tokens = _map(answer.body).get("tokens") if isinstance(answer, Answer) and answer.ok else None
@@ -328,7 +302,3 @@ def _map(value: Any) -> dict[str, Any]:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _int(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None

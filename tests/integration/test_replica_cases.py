@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,28 @@ async def test_an_engine_that_was_restarted_between_two_probes_is_believed_to_be
             await gateway.until_metric("headstart_resident_blocks", 0, timeout_s=10.0)
             assert (await gateway.ask("sim-model", LONG)).status == 200
             assert await gateway.metric("headstart_cached_predictions_over") == 0
+
+
+async def test_an_engine_that_returns_with_another_block_size_is_followed_in_its_new_blocks(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    async with EngineSim(sim_config(model_dir=model_dir, block_size=16)) as sim:
+        settings = settings_for(tmp_path, sim.url, probe_interval_s=0.1, tokenizer=str(model_dir))
+        async with run_gateway(settings) as gateway, gateway.session() as session:
+            assert (await gateway.ask("sim-model", LONG)).status == 200
+            await gateway.until_metric("headstart_cached_predictions_exact", 1)
+            sim.config = replace(sim.config, block_size=64)
+            await sim.restart()
+            await gateway.until_metric("headstart_resident_blocks", 0, timeout_s=10.0)
+            for _ in range(2):
+                assert (await gateway.ask("sim-model", LONG)).status == 200
+            async with session.get("/v1/replicas") as response:
+                cache = (await response.json())["data"][0]["cache"]
+            async with session.get("/v1/calls?limit=1") as response:
+                timings = (await response.json())["data"][0]["timings"]
+        assert cache["block_size"] == 64
+        assert timings["cached_tokens"] == timings["predicted_cached_tokens"] > 0
+        assert timings["cached_tokens"] % 64 == 0
 
 
 async def test_a_gateway_whose_replicas_are_all_gone_answers_503_and_recovers(tmp_path: Path) -> None:
