@@ -16,6 +16,7 @@ from gateway.errors import ApiError, ErrorKind
 from gateway.pacing import QueueFull
 from gateway.replica import Latest, Replica
 from gateway.replica_facts import in_common
+from gateway.roster import Roster
 from gateway.routing import foreseen, least_ttft
 from gateway.runs import Run, Work
 from gateway.serving import Serving, make_serving, unknown_serving
@@ -29,9 +30,6 @@ log = logging.getLogger("headstart.replicas")
 
 UNKNOWN_WAIT_S = 1.0
 """Told to come again after, while nothing is known of the engine's speed: 0 would be an invitation."""
-
-ARRIVAL_LIMIT_S = 10.0
-"""How long engines that leave serve on while none of the new ones has answered."""
 
 # Between plan and release others may have taken the place: beyond so much of its predicted TTFT all are asked again.
 STALE_SHARE = 0.1
@@ -59,29 +57,20 @@ class Replicas:
         self._limits = limits
         self._first_probe_s = first_probe_s
         self.serving = unknown_serving(settings)
-        self._replicas: dict[str, Replica] = {}
+        self._roster = Roster(endpoints or parse_endpoints(settings.engine_url), self._made)
         self._followers: list[Callable[[Serving], None]] = []
-        self._arrivals: list[Callable[[Replica], None]] = []
-        self._departures: list[Callable[[Replica], None]] = []
         self._merging = asyncio.Lock()
-        self._applying = asyncio.Lock()
-        self._leaving: set[asyncio.Task[None]] = set()
         self._last_used = ""
-        self._drained = 0
-        self._closed = False
-        self._news = asyncio.Event()
-        for endpoint in endpoints or parse_endpoints(settings.engine_url):
-            self._replicas[endpoint.name] = self._made(endpoint)
 
     # what there is
 
     @property
     def all(self) -> tuple[Replica, ...]:
         """In the order in which they came; those that drain last."""
-        return tuple(self._replicas.values())
+        return self._roster.all
 
     def get(self, name: str) -> Replica | None:
-        return self._replicas.get(name)
+        return self._roster.get(name)
 
     @property
     def model(self) -> str | None:
@@ -99,11 +88,7 @@ class Replicas:
 
     def on_arrival(self, greet: Callable[[Replica], None], part: Callable[[Replica], None] | None = None) -> None:
         """`greet` is called with every replica, those at hand and those to come; `part` when one is given up."""
-        self._arrivals.append(greet)
-        if part is not None:
-            self._departures.append(part)
-        for replica in self.all:
-            greet(replica)
+        self._roster.on_arrival(greet, part)
 
     # a request's way
 
@@ -230,97 +215,28 @@ class Replicas:
     # coming and going
 
     async def __aenter__(self) -> "Replicas":
-        try:
-            # All at once: several silent ones hold up the start no longer than one.
-            await asyncio.gather(*(replica.__aenter__() for replica in self.all))
-        except BaseException as error:
-            await self.__aexit__(type(error), error, error.__traceback__)
-            raise
+        await self._roster.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._closed = True
-        for task in self._leaving:
-            task.cancel()
-        if self._leaving:
-            await asyncio.wait(self._leaving)
-        for replica in self.all:
-            await replica.__aexit__(kind, error, trace)
+        await self._roster.__aexit__(kind, error, trace)
 
     async def apply(self, endpoints: Sequence[Endpoint]) -> None:
-        """These are the engines from now on. What is not among them takes nothing new and goes when it is idle.
-
-        Where none stays, the old ones serve until a new one can, for ARRIVAL_LIMIT_S at most. An empty list changes
-        nothing: a gateway without engines serves nobody.
-        """
-        if not endpoints:
-            log.warning("no engine is left in the new list; the old ones stay")
-            return
-        async with self._applying:
-            wanted = {endpoint.name: endpoint for endpoint in endpoints}
-            present = [replica for replica in self.all if not replica.draining]
-            staying = {each.name: each for each in present if wanted.get(each.name) == each.endpoint}
-            new = [self._made(endpoint) for name, endpoint in wanted.items() if name not in staying]
-            try:
-                for replica in new:
-                    log.info("%s is new", replica.name)
-                    await replica.start()
-                if not any(replica.usable for replica in staying.values()):
-                    await self._one_usable(new)
-            finally:
-                for replica in present:
-                    if replica.name not in staying:
-                        self._drain(replica)
-                for replica in new:
-                    self._replicas[replica.name] = replica
-                    for greet in self._arrivals:
-                        greet(replica)
-                if self._closed:
-                    await asyncio.gather(*(replica.__aexit__(None, None, None) for replica in new))
+        """These are the engines from now on; see `Roster.apply`."""
+        await self._roster.apply(endpoints)
         await self._merge()
-
-    async def _one_usable(self, new: Sequence[Replica]) -> None:
-        if not new or not any(replica.usable for replica in self.all):
-            return
-        try:
-            async with asyncio.timeout(ARRIVAL_LIMIT_S):
-                while not any(replica.usable for replica in new):
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
-            log.warning("no new engine has answered within %g s; the old ones leave all the same", ARRIVAL_LIMIT_S)
 
     def _made(self, endpoint: Endpoint) -> Replica:
         return Replica(
             endpoint, self._settings, self._session, self._limits, self._changed, first_probe_s=self._first_probe_s
         )
 
-    def _drain(self, replica: Replica) -> None:
-        log.info("%s is drained: %d requests in flight", replica.name, replica.in_flight)
-        replica.draining = True
-        # Its name is free at once: an engine of the same name at another address is another replica.
-        del self._replicas[replica.name]
-        self._drained += 1
-        leaving_name = f"{replica.name} (draining {self._drained})"
-        self._replicas[leaving_name] = replica
-        task = asyncio.create_task(self._leave(leaving_name, replica), name=f"drain {replica.name}")
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
-
-    async def _leave(self, name: str, replica: Replica) -> None:
-        await replica.drained()
-        await replica.__aexit__(None, None, None)
-        del self._replicas[name]
-        for part in self._departures:
-            part(replica)
-        log.info("%s is gone", replica.name)
-
     # what they have in common
 
     async def _changed(self, replica: Replica) -> None:
-        self._news.set()
+        self._roster.news()
         await self._merge()
 
     async def _merge(self) -> None:
