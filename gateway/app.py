@@ -77,7 +77,7 @@ def create_app(settings: Settings, reread: Reread | None = None, worker: Worker 
     Raises KeyFileError for unusable keys; the lifespan raises EmbeddingModelChanged (see `retrieval.database`).
     """
     secret = load_salt_secret(settings.data_dir, settings.salt_secret)
-    tenants = load_tenants(settings.api_keys, settings.api_keys_file, secret)
+    tenants = load_tenants(settings.api_keys, settings.api_keys_file, secret, one_salt=settings.share_prefix_cache)
     chat = _LateChat()
 
     @asynccontextmanager

@@ -128,20 +128,20 @@ class Delivery:
         )
         turn = leaving.turn
         try:
-            body = whole_answer(raw)
-            usage = read_usage(body)
-            run.answered(usage, named_answer(turn.serving.tokenizer, lambda: only_text(body)))
+            answer = whole_answer(raw)
+            usage = read_usage(answer)
+            run.answered(usage, named_answer(turn.serving.tokenizer, lambda: only_text(answer)))
             timings = turn_timings(turn, run, usage, sent, None)
         finally:
             run.close()
         found = self._breaks.answered(replica, told_of(turn), usage.cached_tokens, run.cached_tokens, since)
-        choices = read_choices(body)
+        choices = read_choices(answer)
         texts = {choice.get("index", 0): choice["message"].get("content") or "" for choice in choices}
         extension, annotations = await self._finish(turn, replica, texts, usage, timings, found)
         for choice in choices:
             choice["message"]["annotations"] = annotations.get(choice.get("index", 0), [])
-        body["headstart"] = extension
-        return WholeAnswer(turn.stores, orjson.dumps(body), timings)
+        answer["headstart"] = extension
+        return WholeAnswer(turn.stores, orjson.dumps(answer), timings)
 
     async def _finish(
         self,

@@ -53,6 +53,11 @@ class Settings(BaseSettings):
     salt_secret: str = Field(
         "", description="Secret of the tenants' cache salts; empty keeps a random one in the data folder."
     )
+    share_prefix_cache: bool = Field(
+        False,
+        description="Tenants share the engine's prefix cache: more reuse of common documents, but by its time a "
+        "tenant can tell that another has sent the same text.",
+    )
     max_in_flight: int = Field(2048, ge=1, description="Chat requests in progress; beyond it 503 with Retry-After.")
     max_body_bytes: int = Field(16 * 2**20, ge=1024, description="Largest JSON request body, in bytes.")
     max_upload_bytes: int = Field(100 * 2**20, ge=1024, description="Largest uploaded file, in bytes.")

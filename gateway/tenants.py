@@ -24,10 +24,14 @@ class KeyFileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """Who may call. `tenants_by_digest` maps the SHA-256 of a key to its tenant; empty means no keys."""
+    """Who may call. `tenants_by_digest` maps the SHA-256 of a key to its tenant; empty means no keys.
+
+    `one_salt`: tenants share the engine's prefix cache.
+    """
 
     tenants_by_digest: Mapping[bytes, str]
     salt_secret: bytes
+    one_salt: bool = False
 
     @property
     def keyless(self) -> bool:
@@ -54,6 +58,8 @@ class Tenants:
 
     def cache_salt(self, tenant: str) -> str:
         """HMAC-SHA256 of the tenant's name, in hex: fits the engine's 128 characters, reveals no name."""
+        if self.one_salt:
+            tenant = SINGLE_TENANT
         return hmac.new(self.salt_secret, tenant.encode(), hashlib.sha256).hexdigest()
 
 
@@ -70,7 +76,7 @@ def new_key() -> str:
     return f"hs-{secrets.token_urlsafe(32)}"
 
 
-def load_tenants(api_keys: str, api_keys_file: Path | None, salt_secret: bytes) -> Tenants:
+def load_tenants(api_keys: str, api_keys_file: Path | None, salt_secret: bytes, *, one_salt: bool = False) -> Tenants:
     """Reads `TENANT:SHA256_HEX,…` and the file's `TENANT SHA256_HEX` lines. Raises KeyFileError."""
     entries = [(entry, "api_keys") for entry in api_keys.split(",") if entry.strip()]
     if api_keys_file is not None:
@@ -84,7 +90,7 @@ def load_tenants(api_keys: str, api_keys_file: Path | None, salt_secret: bytes) 
             f"{api_keys_file or 'api_keys'} holds no key, and without keys everybody could call. Make one with "
             "'headstart key TENANT', or remove the setting."
         )
-    return Tenants(_parse(entries), salt_secret)
+    return Tenants(_parse(entries), salt_secret, one_salt)
 
 
 def _parse(entries: Iterable[tuple[str, str]]) -> dict[bytes, str]:

@@ -24,6 +24,12 @@ def test_salts_of_tenants_differ_are_stable_and_name_nobody() -> None:
     assert len(bytes.fromhex(ada)) == 32
 
 
+def test_f5_where_it_is_configured_tenants_share_the_prefix_cache_and_nothing_else() -> None:
+    tenants = load_tenants(f"ada:{key_digest('k1')},bob:{key_digest('k2')}", None, b"secret", one_salt=True)
+    assert tenants.cache_salt("ada") == tenants.cache_salt("bob")
+    assert tenants.authenticate(b"Bearer k1") != tenants.authenticate(b"Bearer k2")
+
+
 def test_a_file_without_keys_is_refused_because_everybody_could_call(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# none yet\n")
