@@ -19,6 +19,7 @@ from gateway.turns import ChatDefaults, StreamedAnswer, Turn, WholeAnswer
 from gateway.volatile import Observed, SystemTexts, leading_system
 from gateway.wire import ChatRequest
 from prompt_builder.companions import Companions
+from prompt_builder.material import Material
 from prompt_builder.outlook import Clock
 from prompt_builder.types import Limits, PastMessage, Transcript
 from retrieval.retriever import Retriever
@@ -27,6 +28,9 @@ from retrieval.types import Candidates, Query
 BUDGET_CANDIDATES = 10
 OWN_TIME_S = 0.003
 OWN_TIME_SHARE = 0.1
+
+LONG_CHARACTERS = 64 * 1024
+"""A longer past is measured while the search runs; for less a thread's hand-over costs more than it saves."""
 
 
 class Pipeline:
@@ -108,9 +112,6 @@ class Pipeline:
         serving = self._replicas.serving
         extension = request.headstart
         top_k = (extension.top_k if extension else None) or self._defaults.top_k
-        began = time.monotonic()
-        candidates = await self._search(request, context, stores, conversation.transcript, top_k, budget)
-        retrieved = time.monotonic()
         limits = Limits(
             window_tokens=serving.facts.max_model_len,
             max_tokens=request.answer_limit,
@@ -121,12 +122,23 @@ class Pipeline:
             evidence_lines=extension.evidence_lines if extension else None,
             instructed=bool(stores) or any(map(_has_passages, conversation.transcript.past)),
         )
+        began = time.monotonic()
+        transcript = conversation.transcript
+        searching = self._search(request, context, stores, transcript, top_k, budget)
+        material: Material | None = None
+        if stores and _characters(transcript) > LONG_CHARACTERS:
+            # The question's embedding takes as long as a look through all of the past.
+            ahead = asyncio.to_thread(serving.planner.ahead, transcript, limits)
+            candidates, material = await asyncio.gather(searching, ahead)
+        else:
+            candidates = await searching
+        retrieved = time.monotonic()
         outlooks = self._replicas.outlooks(context.cache_salt)
         clock = Clock(budget.ttft_s, retrieved - context.started_s + self._own_s)
         salt = context.cache_salt
         past = self._companions.of(salt.encode())
         plan, prompt = await asyncio.to_thread(
-            plan_prompt, serving, conversation, candidates, limits, salt, outlooks, clock, past
+            plan_prompt, serving, conversation, candidates, limits, salt, outlooks, clock, past, material
         )
         planned = time.monotonic()
         self._own_s += OWN_TIME_SHARE * (planned - retrieved - self._own_s)
@@ -191,6 +203,13 @@ def _has_passages(message: PastMessage) -> bool:
     """Whether chunks stand in the message or are referred to; facts alone need no instructions."""
     context = message.context
     return context is not None and bool(context.chunks or context.references)
+
+
+def _characters(transcript: Transcript) -> int:
+    """Of the past and of what stands before its questions."""
+    contexts = (message.context for message in transcript.past if message.context is not None)
+    chunks = sum(len(chunk.rendered.text) for context in contexts for chunk in context.chunks)
+    return chunks + sum(len(message.content) for message in transcript.past)
 
 
 def _previous_question(transcript: Transcript) -> str | None:

@@ -12,6 +12,7 @@ from gateway.serving import Serving
 from gateway.turns import Turn, rendered_by
 from latency.speed import Forecast, SpeedEstimate
 from prompt_builder.companions import NOTHING_KNOWN, Together
+from prompt_builder.material import Material
 from prompt_builder.outlook import Clock, Outlook
 from prompt_builder.types import Dropped, Limits, Plan, Prompt, QuestionTooLong
 from retrieval.types import Candidates
@@ -26,8 +27,12 @@ def plan_prompt(
     outlooks: tuple[Outlook, ...],
     clock: Clock,
     past: Together = NOTHING_KNOWN,
+    material: Material | None = None,
 ) -> tuple[Plan, Prompt]:
-    """Raises ApiError (400) for a question that the window cannot hold. Takes time with the length of the texts."""
+    """`material` is the transcript where it has been measured ahead.
+
+    Raises ApiError (400) for a question that the window cannot hold. Takes time with the length of the texts.
+    """
     window = limits.window_tokens
     # Tools and messages that are not plain text: the planner does not see them, the engine computes them.
     aside = conversation.extra_tokens(serving.tokenizer)
@@ -37,7 +42,7 @@ def plan_prompt(
         clock = replace(clock, spent_s=clock.spent_s + speed.prefill.per_token_s * aside)
     try:
         rendered = rendered_by(serving.renderer, candidates)
-        plan = serving.planner.plan(conversation.transcript, rendered, limits, outlooks, clock, past)
+        plan = serving.planner.plan(conversation.transcript, rendered, limits, outlooks, clock, past, material)
     except QuestionTooLong as error:
         message = str(error)
         if aside:

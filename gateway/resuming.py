@@ -1,7 +1,7 @@
 """The conversation that a request goes on with, as far as it is known."""
 
 import asyncio
-from functools import partial
+from functools import cache, partial
 from typing import Protocol
 
 from gateway.budgets import Budget
@@ -68,4 +68,5 @@ class Resumer:
         """Deleted text answers nothing, not from an earlier turn either."""
         if not transcript.summary_files and not any(message.context for message in transcript.past):
             return transcript
-        return without_files(transcript, partial(self._files.answers, tenant))
+        # Most chunks of a conversation are of a few files: each is asked for once.
+        return without_files(transcript, cache(partial(self._files.answers, tenant)))

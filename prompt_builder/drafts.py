@@ -59,14 +59,13 @@ class Drafts:
     def __init__(
         self,
         material: Material,
-        bare: Plan,
         layout: Layout,
         tokenizer: Tokenizer,
         memo: SentenceMemo,
         past: Together = NOTHING_KNOWN,
     ) -> None:
         self.material = material
-        self.bare = bare
+        self.bare = material.bare
         self.layout = layout
         self._tokenizer = tokenizer
         self._memo = memo

@@ -5,40 +5,27 @@ from dataclasses import dataclass, field
 
 from latency.model import UNBOUNDED_TOKENS
 from latency.speed import Forecast, SpeedEstimate
-from prompt_builder.material import Front, Ids
+from prompt_builder.material import Front, Ids, Material
 from prompt_builder.outlook import Clock, Outlook, Prefix
 
 
 @dataclass(slots=True)
 class Means:
-    """One replica under one clock, for one plan. It follows each front through the replica's blocks once.
-
-    `joined` keeps the ids of each front, for all replicas of a plan.
-    """
+    """One replica under one clock, for one plan. It follows each front of the material through its blocks once."""
 
     outlook: Outlook
     speed: SpeedEstimate
     clock: Clock
-    joined: dict[int, tuple[Front, Ids]] = field(default_factory=dict)
+    material: Material
     _fronts: dict[int, tuple[Front, Prefix]] = field(default_factory=dict)
 
     def prefix(self, front: Front) -> Prefix:
         """`front` must have ids."""
         kept = self._fronts.get(id(front))
         if kept is None:
-            prefix = self.outlook.prefix.extended(self._ids(front))
+            prefix = self.outlook.prefix.extended(self.material.joined(front))
             kept = self._fronts[id(front)] = (front, prefix)
         return kept[1]
-
-    def _ids(self, front: Front) -> Ids:
-        """In one piece: a prefix packs and hashes long runs of ids much faster than short ones."""
-        known = self.joined.get(id(front))
-        if known is None:
-            ids: list[int] = []
-            for part in front.parts or ():
-                ids += part
-            known = self.joined[id(front)] = (front, tuple(ids))
-        return known[1]
 
     def foresee(self, front: Front, tail: Ids) -> Forecast:
         """Exact in its tokens: those that the builder will send."""
@@ -84,7 +71,6 @@ class Means:
         return self.forecast(uncached, cached).fits
 
 
-def means_of(outlooks: Sequence[Outlook], clock: Clock) -> list[Means]:
+def means_of(outlooks: Sequence[Outlook], clock: Clock, material: Material) -> list[Means]:
     """The replicas whose speed is known."""
-    joined: dict[int, tuple[Front, Ids]] = {}
-    return [Means(outlook, outlook.speed, clock, joined) for outlook in outlooks if outlook.speed is not None]
+    return [Means(outlook, outlook.speed, clock, material) for outlook in outlooks if outlook.speed is not None]

@@ -136,7 +136,7 @@ class Material:
         self._tokenizer = tokenizer
         self._template = template
         self._frames = frames
-        self._asked = bare.question
+        self.bare = bare
         *head, self._question = blocks_of(instructions, bare)
         self._head = tuple(head)
         self._head_measured = [self._pieces(block.pieces) for block in head]
@@ -145,6 +145,7 @@ class Material:
         holds_context = [any(message.context is not None for message in turn) for turn in self.turns]
         self._contexts_before = list(accumulate(holds_context, initial=0))
         self._fronts: dict[tuple[int, int], Front] = {}
+        self._joined: dict[int, tuple[Front, Ids]] = {}
         self._blocks: dict[int, tuple[Block, Measured, PastMessage]] = {}
         # With the heading that stands before a question with chunks.
         self.asked_tokens = self._pieces(
@@ -180,6 +181,16 @@ class Material:
             past, len(bare), cut, max(cut, stripped), parts, frame.pieces[-1] if frame.pieces else None, tokens
         )
 
+    def joined(self, front: Front) -> Ids:
+        """The front's ids in one piece: these are packed and hashed much faster than many short ones."""
+        known = self._joined.get(id(front))
+        if known is None:
+            ids: list[int] = []
+            for part in front.parts or ():
+                ids += part
+            known = self._joined[id(front)] = (front, tuple(ids))
+        return known[1]
+
     @property
     def has_ids(self) -> bool:
         """Whether tokenizer and template are known, so that the prompt's ids are."""
@@ -209,7 +220,7 @@ class Material:
 
     def tail(self, context: TurnContext) -> Measured:
         """The new question with what is put before it."""
-        return self._pieces(user_pieces(context, self._asked))
+        return self._pieces(user_pieces(context, self.bare.question))
 
     def reference_tokens(self, label: str) -> int:
         """At least what one more label adds to a line of references."""

@@ -89,9 +89,13 @@ class Planner:
         outlooks: Sequence[Outlook] = (),
         clock: Clock = NO_BUDGET,
         past: Together = NOTHING_KNOWN,
+        material: Material | None = None,
     ) -> Plan:
-        """Raises QuestionTooLong when system text and question alone do not fit the window."""
-        request = self._request(transcript, candidates, limits, outlooks, clock, past)
+        """`material` where the transcript has been measured `ahead`.
+
+        Raises QuestionTooLong when system text and question alone do not fit the window.
+        """
+        request = self._request(transcript, candidates, limits, outlooks, clock, past, material)
         if request.means and clock.budget_s is not None:
             plan = self._within_budget(request)
         else:
@@ -105,6 +109,12 @@ class Planner:
         forecast = plan.forecast
         tokens = self.tokens(plan) if forecast is None else forecast.cached_tokens + forecast.uncached_tokens
         return self._clamped(plan, tokens, request.room)
+
+    def ahead(self, transcript: Transcript, limits: Limits) -> Material:
+        """The transcript measured, as far as no candidates are needed for it: for one plan of it, in one thread."""
+        material = self._material(transcript, limits)
+        material.joined(self._standing(material, transcript))
+        return material
 
     def alternatives(
         self,
@@ -152,9 +162,32 @@ class Planner:
         outlooks: Sequence[Outlook],
         clock: Clock,
         past: Together = NOTHING_KNOWN,
+        material: Material | None = None,
     ) -> Request:
         wanted, clashes = distinct(candidates.items, limits.top_k)
         ranked, _ = distinct(candidates.items, len(candidates.items))
+        material = material or self._material(transcript, limits)
+        drafts = Drafts(material, self._layout_for(limits), self._tokenizer, self._sentences, past)
+        room = None if limits.window_tokens is None else Room.of(limits, limits.window_tokens)
+        rendering: Rendering = "kept" if self._rendering == "kept" else "stripped"
+        forms = tuple(whole_forms(wanted, self._tokenizer))
+        means = means_of(outlooks, clock, material) if material.has_ids else []
+        return Request(
+            transcript=transcript,
+            limits=limits,
+            wanted=forms,
+            ranked=tuple(ranked),
+            clashes=tuple(clashes),
+            drafts=drafts,
+            window=None if room is None else Window(drafts, rendering, room, self._tokenizer),
+            room=room,
+            means=shortlist(means, self._standing(material, transcript), forms),
+            held=outlooks[0].prefix if outlooks and material.has_ids else None,
+            filling=Filling(drafts, self._extracts, whole_forms(ranked, self._tokenizer), limits.top_k),
+            tokenizer=self._tokenizer,
+        )
+
+    def _material(self, transcript: Transcript, limits: Limits) -> Material:
         bare = Plan(
             system=transcript.system,
             past=(),
@@ -170,26 +203,7 @@ class Planner:
             folded=transcript.folded,
             instructed=limits.instructed,
         )
-        material = Material(self._tokenizer, self._template, self._frames, self._instructions, transcript, bare)
-        drafts = Drafts(material, bare, self._layout_for(limits), self._tokenizer, self._sentences, past)
-        room = None if limits.window_tokens is None else Room.of(limits, limits.window_tokens)
-        rendering: Rendering = "kept" if self._rendering == "kept" else "stripped"
-        forms = tuple(whole_forms(wanted, self._tokenizer))
-        means = means_of(outlooks, clock) if material.has_ids else []
-        return Request(
-            transcript=transcript,
-            limits=limits,
-            wanted=forms,
-            ranked=tuple(ranked),
-            clashes=tuple(clashes),
-            drafts=drafts,
-            window=None if room is None else Window(drafts, rendering, room, self._tokenizer),
-            room=room,
-            means=shortlist(means, self._standing(material, transcript), forms),
-            held=outlooks[0].prefix if outlooks and material.has_ids else None,
-            filling=Filling(drafts, self._extracts, whole_forms(ranked, self._tokenizer), limits.top_k),
-            tokenizer=self._tokenizer,
-        )
+        return Material(self._tokenizer, self._template, self._frames, self._instructions, transcript, bare)
 
     def _layout_for(self, limits: Limits) -> Layout:
         own = self._layout

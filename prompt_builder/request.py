@@ -75,12 +75,8 @@ class Request:
 
     def unpriced(self, draft: Draft, dropped: Sequence[Dropped]) -> Plan:
         """The plan of a draft of which nothing can be predicted."""
-        parts = draft.front.parts
-        if self.held is not None and parts is not None:
-            ids: list[int] = []
-            for part in parts:
-                ids += part
-            draft = self.drafts.behind(draft, self.held.extended(ids))
+        if self.held is not None and draft.front.parts is not None:
+            draft = self.drafts.behind(draft, self.held.extended(self.drafts.material.joined(draft.front)))
         return self.drafts.plan(self.drafts.settled(draft), dropped)
 
     def left_out(self, choice: Choice, most_tokens: int) -> list[Dropped]:

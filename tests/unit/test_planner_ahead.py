@@ -1,0 +1,58 @@
+"""A transcript that is measured while candidates are looked for gives the plan that it gives otherwise."""
+
+import pytest
+
+from cache.residency import Residency
+from latency.model import PrefillModel
+from latency.speed import SpeedEstimate
+from prompt_builder.labels import Renderer
+from prompt_builder.outlook import Clock, Outlook
+from prompt_builder.planner import Planner
+from prompt_builder.template import ChatTemplate
+from prompt_builder.types import Limits, PastMessage, PromptChunk, RenderingChoice, Transcript, TurnContext
+from retrieval.types import Candidate, Candidates, Chunk
+from tests.support.prompts import CHATML, ByteTokenizer
+
+TOKENIZER = ByteTokenizer()
+RENDERER = Renderer(TOKENIZER)
+SPEED = SpeedEstimate(PrefillModel(0.001, 1e-4, 1e-9), 1.0, 0.95, 99, "learned")
+
+
+def chunk(name: str) -> Chunk:
+    body = f"The {name} ferry leaves at nine. Dogs travel free of charge on it."
+    rendered = RENDERER.render(name, body)
+    return Chunk(ord(name[0]), "vs", name, f"{name}.md", 0, name, body, rendered.label, rendered, {})
+
+
+def kept(name: str) -> PromptChunk:
+    one = chunk(name)
+    return PromptChunk(one.label, one.file_id, one.filename, one.title, 0.5, one.text, one.rendered)
+
+
+def past(turns: int) -> tuple[PastMessage, ...]:
+    messages = []
+    for turn in range(turns):
+        context = TurnContext((kept(chr(ord("a") + turn)),), (), "", "")
+        messages += [PastMessage("user", f"Question {turn}?", context), PastMessage("assistant", f"Answer {turn}.")]
+    return tuple(messages)
+
+
+@pytest.mark.parametrize("rendering", ["kept", "stripped", "auto"])
+@pytest.mark.parametrize("speed", [None, SPEED])
+@pytest.mark.parametrize("budget_s", [None, 0.12, 1.0])
+@pytest.mark.parametrize("window_tokens", [None, 500])
+def test_the_plan_is_the_same(
+    rendering: RenderingChoice, speed: SpeedEstimate | None, budget_s: float | None, window_tokens: int | None
+) -> None:
+    planner = Planner(TOKENIZER, ChatTemplate(CHATML), "Answer.", rendering=rendering)
+    limits = Limits(window_tokens, 32, 16, 3)
+    transcript = Transcript("Be brief.", past(4), "And when does it come back?", known=8)
+    candidates = Candidates(tuple(Candidate(chunk(name), 0.9 - place / 10) for place, name in enumerate("bxyz")))
+
+    def outlooks() -> tuple[Outlook, ...]:
+        return (Outlook("r", speed, lambda prefill_s: 0.0, Residency(16, 1000).prefix("s")),)
+
+    clock = Clock(budget_s, 0.0)
+    plan = planner.plan(transcript, candidates, limits, outlooks(), clock)
+    material = planner.ahead(transcript, limits)
+    assert planner.plan(transcript, candidates, limits, outlooks(), clock, material=material) == plan
