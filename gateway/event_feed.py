@@ -21,6 +21,8 @@ MOST_FRAME_BYTES = 4 * 2**20
 """A step's batch is a few bytes for each token that it computed; a longer frame ends the connection."""
 MOST_WAITING = 1_000
 """Batches that wait to be read; beyond it the publisher drops, which shows as a gap."""
+MOST_REPLAYED = 20_000
+"""Batches of a replay that wait to be read; vLLM keeps 10,000 unless it is told otherwise."""
 REPLAY_LIMIT_S = 2.0
 TICK_S = 0.5
 _RECONNECT_TICKS = 6
@@ -263,12 +265,28 @@ class RankFeed:
         self._lose("malformed events")
 
     async def _replay(self, start: int) -> AsyncGenerator[tuple[int, bytes]]:
-        """Batches from `start` on, as far as the publisher keeps them. Raises ReplayFailed."""
+        """Batches from `start` on, as far as the publisher keeps them. Raises ReplayFailed.
+
+        A publisher drops of a long replay what is not read fast enough: from there it is asked again.
+        """
         if self._source.replay is None:
             raise ReplayFailed("the engine has no replay endpoint: what it stored before is not told")
+        whole = False
+        while not whole:
+            whole, read_any = True, False
+            async with aclosing(self._asked(self._source.replay, start)) as batches:
+                async for number, payload in batches:
+                    if read_any and number != start:
+                        whole = False
+                        break
+                    yield number, payload
+                    start, read_any = number + 1, True
+
+    async def _asked(self, replay: str, start: int) -> AsyncGenerator[tuple[int, bytes]]:
         with self._context.socket(zmq.DEALER) as socket:
             _bound(socket)
-            socket.connect(self._source.replay)
+            socket.setsockopt(zmq.RCVHWM, MOST_REPLAYED)
+            socket.connect(replay)
             await socket.send_multipart([b"", start.to_bytes(_SEQUENCE_BYTES, "big")])
             while True:
                 try:
