@@ -22,6 +22,8 @@ class Publisher:
         self.number = 0
         self.kept: deque[tuple[int, bytes]] = deque(maxlen=window)
         self.port = self.replay_port = 0
+        self.drops: set[int] = set()
+        """Numbers that the next replay leaves out, as ZMQ does where the reader is slow."""
         self._topic = topic
         self._replays = replays
         self._context = zmq.asyncio.Context()
@@ -96,8 +98,9 @@ class Publisher:
             if not self._replays:
                 continue
             for number, payload in list(self.kept):
-                if number >= int.from_bytes(start, "big"):
+                if number >= int.from_bytes(start, "big") and number not in self.drops:
                     await self._router.send_multipart([client, b"", self._topic, number.to_bytes(8, "big"), payload])
+            self.drops.clear()
             await self._router.send_multipart([client, b"", b"", END, b""])
 
 

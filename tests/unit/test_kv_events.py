@@ -71,6 +71,18 @@ async def test_what_was_stored_before_the_gateway_came_is_replayed() -> None:
             assert events.degraded_s == 0
 
 
+async def test_what_a_long_replay_dropped_in_its_middle_is_asked_for_again() -> None:
+    residency = Residency(BLOCK, 100)
+    async with Publisher() as publisher:
+        for first in range(4):
+            await publisher.publish(stored(PROMPT[: (first + 1) * BLOCK], BLOCK, first=first, salt="s"))
+        publisher.drops = {1, 2}
+        async with following(residency, publisher) as events:
+            await until(lambda: events.state.name == "consistent")
+            assert resident(residency, PROMPT) == 16
+            assert events.counts.batches == 4
+
+
 async def test_a_gap_is_filled_from_the_replay() -> None:
     residency = Residency(BLOCK, 100)
     async with Publisher() as publisher, following(residency, publisher) as events:
