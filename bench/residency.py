@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,7 @@ SEED = 5
 PROBE_S = 1.0
 BACK_LIMIT_S = 300.0
 START_LIMIT_S = 600.0
+KILL_LIMIT_S = 20.0
 WRONG_SHOWN = 12
 
 
@@ -191,14 +192,22 @@ async def restart_arm(stack: AsyncExitStack, engine: EmbeddedEngine, folder: Pat
         traffics = [Traffic(MODEL_NAME, SEED + 50 + number) for number in range(CLIENTS)]
         first = asyncio.create_task(run_clients(sessions, traffics, requests // 2))
         await _until_answers(sessions, requests // 3)
-        processes = [psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recursive=True)]
-        for process in processes:
-            process.kill()
+        await asyncio.to_thread(_kill, engine.pid)
         unanswered = await first
         await stack.enter_async_context(small_engine(engine.options))
         await _until_answering(gateway)
         unanswered += await run_clients(sessions, traffics, requests - requests // 2)
         return Outcome(await predictions(sessions), await _evictions(sessions), unanswered)
+
+
+def _kill(pid: int) -> None:
+    """With all its children, and waits until their ports are free."""
+    guard = psutil.Process(pid)
+    processes = [*guard.children(recursive=True), guard]
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=KILL_LIMIT_S)
 
 
 async def _evictions(sessions: Sessions) -> float:

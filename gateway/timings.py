@@ -22,7 +22,7 @@ class Predicted:
     """What was foretold when the request was planned, and when it was sent. None is unknown.
 
     `cached_tokens` is that of the moment of sending, and where the request had to wait in the engine that of the
-    moment in which it is known to have begun to run there; always before the engine's report is read. Milliseconds
+    moment in which it is known to have begun to run there; never made from the engine's report. Milliseconds
     from the request's arrival.
     """
 
