@@ -80,7 +80,8 @@ class Pacer:
     @property
     def limit_tokens(self) -> int:
         """The most uncached tokens that are released together now; a single larger prefill goes alone."""
-        return limit_tokens(self._speed, sum(queued.job.uncached_tokens for queued in tuple(self._queue)))
+        queued_tokens = sum(queued.job.uncached_tokens for queued in tuple(self._queue))
+        return limit_tokens(self._speed, queued_tokens, self.decoding)
 
     @property
     def idle(self) -> bool:
@@ -110,11 +111,11 @@ class Pacer:
             return rest_s
         tokens, fixed_s = 0, 0.0
         if speed is not None:
-            tokens, fixed_s = max(0, speed.prefill.most_uncached(prefill_s)), speed.prefill.fixed_s
+            tokens, fixed_s = max(0, speed.prefill.most_uncached(prefill_s)), self._fixed_s()
         new = _queued(Prefill(tokens, 0, prefill_s, deadline_s), now_s, self._numbers + 1, speed)
         insort(queue, new, key=_turn)
         order = turn_order(queue, now_s + rest_s, self._passed_s)
-        limit = limit_tokens(speed, sum(queued.job.uncached_tokens for queued in queue))
+        limit = limit_tokens(speed, sum(queued.job.uncached_tokens for queued in queue), self.decoding)
         return wait_s(order, new, rest_s, limit, fixed_s)
 
     # other gateways in front of the same replica
@@ -185,7 +186,8 @@ class Pacer:
     # inside
 
     def _fixed_s(self) -> float:
-        return self._speed.prefill.fixed_s if self._speed is not None else 0.0
+        """What a step costs whatever is prefilled in it."""
+        return 0.0 if self._speed is None else self._speed.predict_s(0, decoding=len(self._decoding))
 
     def _rest_s(self, now_s: float) -> float:
         """What the engine still has to do of what it was given, as predicted."""

@@ -13,8 +13,8 @@ PATIENCE = 2.0
 OVERTAKING = 4.0
 # Tokens in flight while nothing is known of the engine: what it computes in one step by default.
 UNKNOWN_LIMIT_TOKENS = 2048
-# A step's fixed cost is at most a fifth of it where there is work enough.
-LEAST_FIXED_COSTS = 4.0
+# A step's fixed cost is at most a ninth of it where there is work enough.
+LEAST_FIXED_COSTS = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +44,20 @@ class Queued:
         object.__setattr__(self, "turn", (self.entered_s + PATIENCE * self.job.seconds, self.number))
 
 
-def limit_tokens(speed: SpeedEstimate | None, queued_tokens: int) -> int:
+def limit_tokens(speed: SpeedEstimate | None, queued_tokens: int, decoding: int = 0) -> int:
     """The most uncached tokens to have in flight together.
 
     All prefills of a step get their first token at its end, so that each delays the others; but every step costs
-    `fixed_s`. For n prefills of u tokens in steps of m the mean TTFT is least at m·u = √(n·u · a/b): the longer the
-    queue, the larger the step. It is never so small that the fixed cost dominates.
+    a, its `fixed_s` and what `decoding` running answers take beside it. For n prefills of u tokens in steps of m the
+    mean TTFT is least at m·u = √(n·u · a/b): the longer the queue, the larger the step. It is never so small that a
+    dominates.
     """
     if speed is None:
         return UNKNOWN_LIMIT_TOKENS
     model = speed.prefill
     if model.per_token_s <= 0:
         return UNKNOWN_LIMIT_TOKENS
-    fixed_tokens = model.fixed_s / model.per_token_s
+    fixed_tokens = speed.predict_s(0, decoding=decoding) / model.per_token_s
     return int(max(LEAST_FIXED_COSTS * fixed_tokens, math.sqrt(queued_tokens * fixed_tokens)))
 
 

@@ -2,16 +2,22 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bench.virtual_time import VirtualTimeLoop
 from gateway.pacing import Pacer, Prefill, QueueFull, Ticket
+from gateway.queueing import LEAST_FIXED_COSTS, limit_tokens
 from latency.model import CPU_135M
-from latency.speed import SpeedEstimate
+from latency.speed import DecodeLoad, SpeedEstimate
 
 SPEED = SpeedEstimate(CPU_135M, factor=1.1, quantile=0.95, samples=50, source="learned")
+
+
+BESIDE_S = 0.04
+BESIDE = replace(SPEED, beside=DecodeLoad(BESIDE_S, 0.001, 0.0, factor=1.1))
 
 
 def in_virtual_time(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -220,6 +226,41 @@ def test_small_prefills_that_share_a_step_pay_the_fixed_cost_once() -> None:
         assert pacer.wait_s(1.0) == pytest.approx(shared_s)
         tickets[0].done()
         assert pacer.wait_s(1.0) == pytest.approx(shared_s - SPEED.predict_s(20) + CPU_135M.fixed_s), "it left"
+
+    in_virtual_time(main)
+
+
+def test_a_step_beside_running_answers_costs_more_and_takes_more_tokens() -> None:
+    alone, beside = limit_tokens(BESIDE, 0), limit_tokens(BESIDE, 0, decoding=10)
+    assert alone == limit_tokens(SPEED, 0) == int(LEAST_FIXED_COSTS * CPU_135M.fixed_s / CPU_135M.per_token_s)
+    assert beside == pytest.approx(alone * (CPU_135M.fixed_s + BESIDE_S + 0.01) / CPU_135M.fixed_s, rel=0.01)
+    assert limit_tokens(SPEED, 0, decoding=10) == alone, "nothing is known of decoding there"
+
+
+def test_the_limit_follows_the_answers_that_are_being_decoded() -> None:
+    async def main() -> None:
+        pacer = a_pacer()
+        pacer.learned(BESIDE)
+        before = pacer.limit_tokens
+        ticket = await pacer.enter(prefill(100))
+        ticket.first_token()
+        assert pacer.limit_tokens == limit_tokens(BESIDE, 0, decoding=1) > 2 * before
+        ticket.done()
+        assert pacer.limit_tokens == before
+
+    in_virtual_time(main)
+
+
+def test_prefills_beside_running_answers_pay_for_these_once() -> None:
+    async def main() -> None:
+        pacer = a_pacer()
+        pacer.learned(BESIDE)
+        (await pacer.enter(prefill(20))).first_token()
+        seconds = BESIDE.predict_s(20, decoding=1)
+        job = Prefill(20, 0, seconds, None)
+        for task in [asyncio.create_task(pacer.enter(job)) for _ in range(3)]:
+            await task
+        assert pacer.wait_s(1.0) == pytest.approx(seconds + 2 * (seconds - BESIDE.predict_s(0, decoding=1)))
 
     in_virtual_time(main)
 
