@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
-from bench.routed_traffic import BLOCK_TOKENS, Asked
+from bench.routed_traffic import BLOCK_TOKENS
 from bench.sim.config import SimConfig
 from bench.sim.engine import Engine, Sequence
 from latency.model import PrefillModel
@@ -56,11 +56,11 @@ class Card(Engine):
         )
         self._answering: dict[Sequence, Answering] = {}
 
-    def ask(self, asked: Asked) -> Answering:
+    def ask(self, ids: tuple[int, ...], output_tokens: int) -> Answering:
         loop = asyncio.get_running_loop()
         # The ids of an answer are its own: no prompt has them.
-        output = tuple(range(-asked.output_tokens, 0))
-        sequence = Sequence(list(asked.ids), output)
+        output = tuple(range(-output_tokens, 0))
+        sequence = Sequence(list(ids), output)
         sequence.waiter = first = loop.create_future()
         answering = self._answering[sequence] = Answering(sequence, first, loop.create_future())
         self.submit([sequence])
@@ -118,8 +118,8 @@ class Address:
         if engine is not None:
             engine.die()
 
-    def ask(self, asked: Asked) -> Answering:
+    def ask(self, ids: tuple[int, ...], output_tokens: int) -> Answering:
         """Raises EngineGone."""
         if self.engine is None:
             raise EngineGone
-        return self.engine.ask(asked)
+        return self.engine.ask(ids, output_tokens)

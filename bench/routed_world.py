@@ -11,6 +11,7 @@ from bench.routed_engine import Address, EngineGone
 from bench.routed_places import PROBE_S, Place, usage_of
 from bench.routed_traffic import Asked
 from bench.virtual_time import VirtualTimeLoop
+from gateway.runs import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +126,16 @@ class _Gateway:
         await asyncio.sleep(max(0.0, asked.at_s - loop.time()))
         tried: set[int] = set()
         count = len(asked.ids)
+        work: Work | None = None
         while True:
             places = [place for place in self._places if place.health.takes_requests and place.number not in tried]
             if not places:
                 return Outcome(asked.at_s, count, None, retries=len(tried))
-            place, work = await self._rule.choose(asked, places, again=bool(tried))
-            run = await place.enter(asked, work)
+            place, work = await self._rule.choose(asked, places, work)
+            assert work.token_ids is not None
+            run = await place.enter(work)
             try:
-                answering = place.address.ask(asked)
+                answering = place.address.ask(work.token_ids, asked.output_tokens)
                 await answering.first
             except EngineGone:
                 run.close()
@@ -145,7 +148,7 @@ class _Gateway:
             lost = False
             try:
                 await answering.last
-                run.answered(usage_of(asked, answering))
+                run.answered(usage_of(work, asked.output_tokens, answering))
             except EngineGone:
                 place.health.failed("broke off")
                 lost = True
