@@ -261,6 +261,7 @@ def _print(
         if not quick:
             report.at_least(f"evictions, {arm.name}", outcome.evictions, LEAST_EVICTIONS)
     if restarted is not None:
+        report.note(f"not answered while the engine was away: {restarted.unanswered}")
         report.at_most("wrong with a restart in the middle", len(restarted.wrong), CLIENTS)
 
 
