@@ -107,7 +107,7 @@ class Chat:
         payload = turn_payload(turn, {"model": "sim-model"})
         replica, run = await chats.replicas.enter(turn.work, turn.context.cache_salt)
         try:
-            body = orjson.loads(await replica.backend.complete(payload))
+            body = orjson.loads(await replica.backend.complete(payload.to(replica.facts)))
             run.answered(read_usage(body))
         finally:
             run.close()
