@@ -14,7 +14,6 @@ beforehand, and those if chunks could be reused at any position.
 """
 
 import argparse
-import random
 import sys
 import tempfile
 import time
@@ -32,10 +31,11 @@ from rich.console import Console
 
 from bench.datasets import mtrag
 from bench.gateway_thread import RunningGateway, run_gateway, settings_for
-from bench.prefix_smoke import EXAMPLES, STORE, handbook_questions
+from bench.prefix_smoke import EXAMPLES, STORE
 from bench.real_engine import EngineUnusable, RealEngine, bench_main, real_engine
 from bench.reply import CHAT_PATH, Reply
 from bench.report import Options, Report
+from bench.reuse_questions import PASSAGES_STORE, Question, in_bursts, questions_of
 from bench.reuse_walk import GreedyWalk, Wanted, uncached_at_any_position, uncached_if_all_were_known
 from cache.residency import Residency
 from gateway.cli.client import GatewayClient
@@ -47,7 +47,6 @@ QUESTIONS, QUICK_QUESTIONS = 300, 30
 BURST = 5
 TOP_K = 5
 SEED = 33
-PASSAGES_STORE = "mtrag"
 PROGRESS_S = 30.0
 RETRIEVAL_ORDER, SORTED, GREEDY, OURS = "retrieval order", "sorted by label", "greedy", "ours"
 AT_ONCE, IN_TURN = "ours, sent at once", "retrieval order, in turn"
@@ -63,16 +62,6 @@ PACED = (OURS, IN_TURN)
 MOST_OF_RETRIEVAL_ORDER = 0.75
 
 Body = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """`topic` is the document that answers, or the conversation that it is from; `relevant` are MTRAG's passages."""
-
-    store: str
-    topic: str
-    text: str
-    relevant: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +86,7 @@ async def run(options: Options) -> int:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         engine = await stack.enter_async_context(real_engine(options.extra.engine_url))
-        bursts = in_bursts(_questions(count), BURST, SEED)
+        bursts = in_bursts(questions_of(count), BURST, SEED)
         asked = [question for burst in bursts for question in burst]
         await _ingest(report, engine, folder, asked if options.quick else None)
         async with run_gateway(_settings(folder, engine, calibrate=True)) as gateway:
@@ -111,31 +100,6 @@ async def run(options: Options) -> int:
                 sent[arm] = await _ask_all(gateway, engine, arm, bursts)
     _print(report, sent, bounds)
     return report.finish(options)
-
-
-def in_bursts(questions: Sequence[Question], burst: int, seed: int) -> list[list[Question]]:
-    """All questions: those of a topic in groups of at most `burst`, the groups of all topics shuffled."""
-    topics: dict[str, list[Question]] = {}
-    for question in questions:
-        topics.setdefault(question.topic, []).append(question)
-    groups = [
-        of_topic[start : start + burst] for of_topic in topics.values() for start in range(0, len(of_topic), burst)
-    ]
-    random.Random(seed).shuffle(groups)
-    return groups
-
-
-def _questions(count: int) -> list[Question]:
-    """Half of each store, as far as they go, whole topics first."""
-    handbook = [Question(STORE, question.document, question.text) for question in handbook_questions()]
-    conversations: list[Question] = []
-    topic = 0
-    for asked in mtrag().questions:
-        topic += asked.previous is None
-        conversations.append(Question(PASSAGES_STORE, f"conversation {topic}", asked.text, asked.relevant))
-    handbook.sort(key=lambda question: question.topic)
-    half = min(count // 2, len(conversations))
-    return [*conversations[:half], *handbook[: count - half]]
 
 
 def _settings(folder: Path, engine: RealEngine, **changes: Any) -> Settings:

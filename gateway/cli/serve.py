@@ -4,6 +4,7 @@ import gc
 import ipaddress
 import socket
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -195,11 +196,12 @@ def server_config(app: AsgiApp) -> uvicorn.Config:
     )
 
 
-class GatewayServer(uvicorn.Server):
-    """Ends quietly after a signal. `answers` is called once, when it does."""
+class GatewayServer(uvicorn.Server, ABC):
+    """Ends quietly after a signal."""
 
+    @abstractmethod
     def answers(self) -> None:
-        raise NotImplementedError
+        """Called once, as soon as requests are answered."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
