@@ -52,6 +52,8 @@ async def the_slot_comes_back(gateway: RunningGateway, sim: EngineSim) -> AsyncI
     yield
     sim.clear_faults()
     await gateway.until_metric(IN_FLIGHT, 0)
+    # A replica that failed is probed: the next test's fault must not strike the probe.
+    await gateway.until_metric("headstart_replica_usable", 1, timeout_s=20)
     await sim.wait_until_idle()
     assert (await gateway.ask("sim-model", "Still there?")).status == 200
 
