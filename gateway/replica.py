@@ -256,12 +256,13 @@ class Replica:
             # What was known of the model still shapes prompts and chunks until the engine comes back.
             facts = known.gone(facts.error)
         self.health.probed(None if facts.reachable else facts.error or "not reachable")
-        self._say()
         if facts == known:
+            self._say()
             return
         if facts.reachable and (not known.reachable or not facts.same_engine(known)):
             self._came(facts, known)
         self.facts = facts
+        self._say()
         self.speed.facts_changed(facts)
         await self._changed(self)
 
