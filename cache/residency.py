@@ -1,19 +1,15 @@
 """What a replica's KV cache holds, kept by doing here what the engine does with the same requests."""
 
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import takewhile
 
-from cache.block_queue import UNKNOWN, Block, BlockQueue
 from cache.blocks import block_hashes, pack_ids, root_hash
-from cache.decode_steps import DecodeSteps
+from cache.engine_requests import EngineRequests
 from cache.lease import Lease
 from cache.prompt_tree import PromptTree
 from cache.residency_counts import ResidencyCounts
 from cache.resident_prefix import ResidentPrefix, resident_path
-from cache.told_blocks import ToldBlocks
-from cache.waiting_line import WaitingLine
 
 __all__ = ["Lease", "Residency", "ResidencyCounts", "ResidentPrefix", "resident_path"]
 
@@ -41,31 +37,40 @@ class Residency:
         if block_size <= 0:
             raise ValueError(f"block_size must be positive, not {block_size}")
         self.block_size = block_size
-        self.reuses = reuses
-        """Whether the engine reuses prefixes at all, as it told or as its reports have shown."""
-        self._denied = 0
-        self._queue = BlockQueue(capacity_blocks)
-        self.told = ToldBlocks(self._queue)
-        self.told_all = False
-        """Whether the engine's events tell all that it holds; then its reports lead to no conclusions beside them.
-
-        They also tell which requests have begun to run: until then one that was sent to a busy engine waits here.
-        """
-        self._running: dict[Lease, None] = {}
+        self._requests = EngineRequests(block_size, capacity_blocks, reuses, self._grown_unseen)
+        self._blocks = self._requests.blocks
+        self.told = self._requests.told
+        self.steps = self._requests.steps
         self._unnamed: deque[Lease] = deque(maxlen=MOST_UNNAMED)
-        self._waiting = WaitingLine()
-        self.steps = DecodeSteps(self._grown_unseen)
+        self._denied = 0
         self._counts = ResidencyCounts()
         self._engine = 0
 
     @property
+    def reuses(self) -> bool:
+        """Whether the engine reuses prefixes at all, as it told or as its reports have shown."""
+        return self._requests.reuses
+
+    @property
+    def told_all(self) -> bool:
+        """Whether the engine's events tell all that it holds; then its reports lead to no conclusions beside them.
+
+        They also tell which requests have begun to run: until then one that was sent to a busy engine waits here.
+        """
+        return self._requests.told_all
+
+    @told_all.setter
+    def told_all(self, told_all: bool) -> None:
+        self._requests.told_all = told_all
+
+    @property
     def capacity_blocks(self) -> int:
-        return self._queue.capacity
+        return self._blocks.capacity
 
     @property
     def free_blocks(self) -> int:
         """Blocks that no running request holds: empty, or with contents that may be evicted."""
-        return self._queue.free
+        return self._blocks.free
 
     @property
     def clears(self) -> int:
@@ -73,7 +78,7 @@ class Residency:
         return self._counts.clears
 
     def counts(self) -> ResidencyCounts:
-        return replace(self._counts, evictions=self._queue.evictions, resident_blocks=len(self._queue.resident))
+        return replace(self._counts, evictions=self._blocks.evictions, resident_blocks=len(self._blocks.resident))
 
     def prefix(self, salt: str = "", tree: PromptTree | None = None) -> ResidentPrefix:
         """The empty prompt under a salt. Prefixes of several replicas in one `tree` are hashed together.
@@ -82,7 +87,7 @@ class Residency:
         """
         if tree is None or (tree.block_size, tree.salt) != (self.block_size, salt):
             tree = PromptTree(self.block_size, salt)
-        resident = self._expected() if self.reuses else ()
+        resident = self._requests.expected() if self.reuses else ()
         return ResidentPrefix(resident, tree, tree.start)
 
     def begin(self, token_ids: Sequence[int], salt: str = "", hashes: Sequence[bytes] | None = None) -> Lease:
@@ -113,16 +118,16 @@ class Residency:
         """The answer began, or grew by these tokens: they fill further blocks. The latest is not computed yet."""
         if self._live(lease):
             if token_ids:
-                self._runs(lease)
+                self._requests.runs(lease)
             lease.append(token_ids)
-            self._grown(lease)
+            self._requests.grown(lease)
 
     def generated_unknown(self, lease: Lease, tokens: int) -> None:
         """The answer grew by so many tokens whose ids are not known: they take blocks that nothing can hit."""
         if self._live(lease):
-            self._runs(lease)
+            self._requests.runs(lease)
             lease.append_unknown(tokens)
-            self._grown(lease)
+            self._requests.grown(lease)
 
     def answered(self, lease: Lease, tokens: int, token_ids: Sequence[int] | None = None) -> None:
         """The answer has so many tokens by now, however it was told of before; `token_ids` are all of its ids.
@@ -135,15 +140,15 @@ class Residency:
         if lease.engine != self._engine:
             return
         if not lease.ended and tokens > FIRST_STEP_TOKENS:
-            self._runs(lease)
+            self._requests.runs(lease)
         first = lease.known
         if not lease.ended:
             lease.append_unknown(max(0, lease.prompt_tokens + tokens - lease.tokens))
         if token_ids is not None:
             lease.name_answer(token_ids)
-        self._name(lease, first)
+        self._requests.name(lease, first)
         if not lease.ended:
-            self._grown(lease)
+            self._requests.grown(lease)
 
     def stored(self, parent: bytes, key: bytes, packed_block: bytes) -> None:
         """The engine tells that it holds a block: one of a running answer, or of a request that was not seen here."""
@@ -151,15 +156,15 @@ class Residency:
             return
         lease = self._growing(parent, packed_block)
         if lease is None:
-            self._queue.insert(key, next_evicted=False)
+            self._blocks.insert(key, next_evicted=False)
             return
         if not lease.ended:
-            self._runs(lease)
+            self._requests.runs(lease)
         first = lease.known
         lease.name_block(key)
-        self._name(lease, first)
+        self._requests.name(lease, first)
         if not lease.ended:
-            self._grown(lease)
+            self._requests.grown(lease)
 
     def removing(self, key: bytes) -> None:
         """The engine is about to tell that it evicted a block.
@@ -167,7 +172,7 @@ class Residency:
         A request never evicts what it hits. So one that begins in this step, and has this block in its prompt, came
         too late for it.
         """
-        if self._waiting and self._waiting.first_with(key) is not None:
+        if self._requests.waiting and self._requests.waiting.first_with(key) is not None:
             self.told.removed(key)
 
     def storing(self, key: bytes) -> None:
@@ -176,16 +181,14 @@ class Residency:
         What this picture does not hold can only be computed by a request that has begun since; the first that waits
         for it is taken to be that one, and those that were sent before it have begun before it.
         """
-        if self._waiting and key not in self._queue.resident:
-            lease = self._waiting.first_with(key)
+        if self._requests.waiting and key not in self._blocks.resident:
+            lease = self._requests.waiting.first_with(key)
             if lease is not None:
-                self._runs(lease)
+                self._requests.runs(lease)
 
     def ran_unknown(self, tokens: int) -> None:
         """A request whose ids are not known has run and is over: blocks for so many uncached tokens were evicted."""
-        count = min(self._blocks_of(tokens), self._queue.free)
-        self._queue.take(count)
-        self._queue.release([self._queue.fill(UNKNOWN) for _ in range(count)], 0)
+        self._requests.ran_unknown(tokens)
 
     def end(self, lease: Lease) -> None:
         """The request is over, answered or abandoned; ending it again, or after `clear`, does nothing.
@@ -194,24 +197,12 @@ class Residency:
         it was computed is not known, so nothing of it is believed to be resident that was not before.
         """
         self.steps.over(lease)
-        live = self._live(lease)
-        if live and lease.ran:
-            self._runs(lease)
-        lease.ended = True
-        if not live:
+        if not self._live(lease):
+            lease.ended = True
             return
-        if lease not in self._running:
-            self._waiting.leave(lease)
-            if lease.ran:
-                # The engine had room for it earlier than this picture.
-                self._admit(lease, with_what_is_free=True)
-        if lease in self._running:
-            if not lease.ran:
-                self._forget_computed(lease)
-            elif lease.known < len(lease.blocks):
-                self._unnamed.append(lease)
-            self._vacate(lease)
-        self._admit_waiting()
+        self._requests.leave(lease)
+        if lease.ran and lease.known < len(lease.blocks):
+            self._unnamed.append(lease)
 
     def reconcile(self, lease: Lease, cached_tokens: int | None) -> None:
         """The engine's word on a prompt that it computed, once per lease; None, where it gives none, is not counted.
@@ -221,16 +212,16 @@ class Residency:
         more, nothing is invented.
         """
         if self._live(lease):
-            self._runs(lease)
+            self._requests.runs(lease)
         lease.ran = True
         if cached_tokens is None or lease.reconciled or lease.engine != self._engine:
             return
         lease.reconciled = True
         if cached_tokens:
-            self.reuses, self._denied = True, 0
+            self._requests.reuses, self._denied = True, 0
         elif lease.cached_tokens:
             self._denied += 1
-            self.reuses = self.reuses and self._denied < DENIALS
+            self._requests.reuses = self.reuses and self._denied < DENIALS
         counts, predicted = self._counts, lease.cached_tokens
         lacking = cached_tokens < predicted and not self.told_all
         dropped = self._drop_evicted_before(lease, cached_tokens) if lacking else 0
@@ -247,12 +238,8 @@ class Residency:
     def clear(self) -> None:
         """The engine was restarted or its cache reset. Leases of before no longer change anything."""
         self._engine += 1
-        self._queue.clear()
-        self.told.clear()
-        self._running.clear()
+        self._requests.clear()
         self._unnamed.clear()
-        self._waiting.clear()
-        self.steps.clear()
         self._counts = replace(self._counts, clears=self._counts.clears + 1)
 
     def _begin(self, tokens: int, hashes: Sequence[bytes], root: bytes, tail: bytes | None) -> Lease:
@@ -267,130 +254,26 @@ class Residency:
             tail=tail,
             tokens=tokens,
         )
-        lease.cached_tokens = self._expected_tokens(lease)
-        self._waiting.append(lease)
-        self._admit_waiting()
+        self._requests.enter(lease)
         return lease
 
     def _live(self, lease: Lease) -> bool:
         return lease.engine == self._engine and not lease.ended
 
-    def _hits(self, lease: Lease) -> list[Block]:
-        """Resident blocks at the beginning of its tokens without the last, which is always computed.
-
-        One that has begun unseen may have more tokens by now than it had then.
-        """
-        tokens = lease.prompt_tokens if lease.released is None else lease.tokens
-        whole = max(0, tokens - 1) // self.block_size if self.reuses else 0
-        return self._queue.hits(lease.hashes[:whole])
-
-    def _expected(self) -> Container[bytes]:
-        """What is held, and what requests that wait will have computed before any that is sent now."""
-        held: Container[bytes] = self._queue.resident
-        return self._waiting.with_theirs(held) if self.told_all and self._waiting else held
-
-    def _expected_tokens(self, lease: Lease) -> int:
-        if not self.reuses:
-            return 0
-        whole = max(0, lease.tokens - 1) // self.block_size
-        return sum(1 for _ in takewhile(self._expected().__contains__, lease.hashes[:whole])) * self.block_size
-
-    def _admit_waiting(self) -> None:
-        """Those who find room, in turn; where events tell who runs, only what comes to an idle engine."""
-        told = self.told_all and bool(self._running)
-        while self._waiting and not told and self._admit(self._waiting.first):
-            self._waiting.leave(self._waiting.first)
-
-    def _runs(self, lease: Lease) -> None:
-        """The engine has shown that the request runs, and so did those before it."""
-        if not self.told_all or lease not in self._waiting:
-            return
-        for earlier in self._waiting.up_to(lease):
-            if earlier.released is None:
-                self.told.recall(earlier.hashes)
-            self._admit(earlier, with_what_is_free=True)
-            self._waiting.leave(earlier)
-
-    def _admit(self, lease: Lease, with_what_is_free: bool = False) -> bool:
-        """Hits are marked in use and the rest is taken; False, and nothing is changed, when too little is free.
-
-        A request that was sent back computes all its tokens again; one that is over never computed its last.
-        """
-        hits = self._hits(lease)
-        computed_tokens = max(lease.prompt_tokens, lease.tokens - 1) if with_what_is_free else lease.tokens
-        missing = self._blocks_of(computed_tokens) - len(hits)
-        free = self._queue.free - self._queue.idle(hits)
-        if missing > free:
-            if not with_what_is_free:
-                return False
-            missing = free
-        if lease.released is None:
-            lease.cached_tokens = len(hits) * self.block_size
-            lease.released = tuple(0 if block.references else block.released for block in hits)
-        self.steps.begins(lease)
-        self._queue.use(hits)
-        lease.blocks, lease.computed_tokens = hits, computed_tokens
-        self._running[lease] = None
-        self._take(lease, missing)
-        return True
-
-    def _grown(self, lease: Lease) -> None:
-        lease.ran = True
-        if lease not in self._running:
-            return
-        lease.computed_tokens = max(lease.computed_tokens, lease.tokens - 1)
-        missing = self._blocks_of(lease.computed_tokens) - lease.held
-        while missing > self._queue.free:
-            latest = next(reversed(self._running))
-            self._vacate(latest)
-            self._waiting.prepend(latest)
-            if latest is lease:
-                return
-        self._take(lease, missing)
-
     def _grown_unseen(self, lease: Lease, tokens: int) -> None:
         """Events would tell it better."""
-        if not self.told_all and lease in self._running:
+        if not self.told_all and lease in self._requests.running:
             self.answered(lease, tokens)
 
     def _growing(self, parent: bytes, packed_block: bytes) -> Lease | None:
         """The request whose answer fills this block: one in flight, or one that ended before the event came."""
-        leases: list[Lease] = [*self._running, *self._waiting, *reversed(self._unnamed)]
+        leases: list[Lease] = [*self._requests.running, *self._requests.waiting, *reversed(self._unnamed)]
         for lease in leases:
             if lease.parent == parent and packed_block.startswith(lease.tail or b""):
                 return lease
         return None
 
-    def _name(self, lease: Lease, first: int) -> None:
-        """Blocks that it filled before their content was known."""
-        for block, key in zip(lease.blocks[first : lease.known], lease.hashes[first : lease.known], strict=False):
-            if block.key == UNKNOWN:
-                self._queue.name(block, key)
-
-    def _take(self, lease: Lease, count: int) -> None:
-        self._queue.take(count)
-        lease.empty += count
-        whole = lease.computed_tokens // self.block_size
-        while lease.empty and len(lease.blocks) < whole:
-            lease.blocks.append(self._queue.fill(lease.hashes[len(lease.blocks)]))
-            lease.empty -= 1
-
-    def _vacate(self, lease: Lease) -> None:
-        del self._running[lease]
-        self._queue.release(lease.blocks, lease.empty)
-        lease.empty = 0
-        if not lease.ended:
-            lease.blocks = []
-
-    def _forget_computed(self, lease: Lease) -> None:
-        hits = len(lease.released or ())
-        self._queue.discard(lease.blocks[hits:])
-        del lease.blocks[hits:]
-
-    def _blocks_of(self, tokens: int) -> int:
-        return -(-tokens // self.block_size)
-
     def _drop_evicted_before(self, lease: Lease, cached_tokens: int) -> int:
         first_missing = cached_tokens // self.block_size
         released = lease.released[first_missing] if lease.released else 0
-        return self._queue.drop_up_to(released)
+        return self._blocks.drop_up_to(released)
