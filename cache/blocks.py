@@ -29,6 +29,17 @@ def block_hashes(token_ids: Sequence[int], block_size: int, salt: str = "") -> t
     return tuple(hashes)
 
 
+def are_block_hashes(hashes: Sequence[bytes], token_ids: Sequence[int], block_size: int, salt: str = "") -> bool:
+    """Whether hashes that `block_hashes` made are those of this prompt, in this block size and under this salt.
+
+    Told by their number and the first of them: blocks of two sizes may be equally many, but none of them hash alike.
+    The ids behind the first block are not read. Raises OverflowError as `pack_ids`.
+    """
+    if len(hashes) != len(token_ids) // block_size:
+        return False
+    return not hashes or hashes[0] == child_hash(root_hash(block_size, salt), pack_ids(token_ids[:block_size]))
+
+
 def root_hash(block_size: int, salt: str = "") -> bytes:
     """The parent of the first block. Block sizes do not mix: each has its own root."""
     return blake2b(f"{block_size}:{salt}".encode(), digest_size=HASH_BYTES).digest()

@@ -3,7 +3,7 @@
 from collections.abc import Container, Sequence
 from itertools import takewhile
 
-from cache.blocks import ID_BYTES, child_hash, pack_ids, root_hash
+from cache.blocks import ID_BYTES, are_block_hashes, child_hash, pack_ids, root_hash
 from cache.hash_memo import RUN_BLOCKS, HashMemo
 
 
@@ -139,7 +139,7 @@ class PromptTree:
     def hashed(self, token_ids: tuple[int, ...], hashes: Sequence[bytes]) -> None:
         """A whole prompt whose `block_hashes` are known: who follows these very ids hashes nothing.
 
-        Hashes of another number of blocks are not taken.
+        Hashes of another block size or salt are not taken.
         """
-        if len(hashes) == len(token_ids) // self.block_size:
+        if are_block_hashes(hashes, token_ids, self.block_size, self.salt):
             self.behind(self.start, token_ids).known(hashes)

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cache.blocks import block_hashes, pack_ids, root_hash
+from cache.blocks import are_block_hashes, block_hashes, pack_ids, root_hash
 from cache.engine_requests import EngineRequests
 from cache.lease import Lease
 from cache.prompt_tree import PromptTree
@@ -93,14 +93,12 @@ class Residency:
     def begin(self, token_ids: Sequence[int], salt: str = "", hashes: Sequence[bytes] | None = None) -> Lease:
         """A prompt goes to the engine. Every lease must be ended.
 
-        `hashes` are the prompt's `block_hashes` under this salt and block size, where they are at hand. Raises
-        ValueError when they cannot be.
+        `hashes` are the prompt's `block_hashes`, where they are at hand. Those of another salt or block size are not
+        taken: replicas of one pool may differ in it.
         """
         size, count = self.block_size, len(token_ids)
-        if hashes is None:
+        if hashes is None or not are_block_hashes(hashes, token_ids, size, salt):
             hashes = block_hashes(token_ids, size, salt)
-        elif len(hashes) != count // size:
-            raise ValueError(f"{len(hashes)} hashes are not those of {count} tokens in blocks of {size}")
         return self._begin(count, hashes, root_hash(size, salt), pack_ids(token_ids[count // size * size :]))
 
     def begin_hashed(self, tokens: int, hashes: Sequence[bytes]) -> Lease:

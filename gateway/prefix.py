@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from prometheus_client import Counter
 
+from cache.blocks import are_block_hashes
 from cache.sent import Sent, SentView
 from gateway.metrics import Metrics
 from gateway.replica import Replica
@@ -146,7 +147,9 @@ class PrefixBreaks:
 
     def _record(self, replica: Replica, told: Told, cached_tokens: int, block_size: int, view: SentView) -> None:
         prompt = told.prompt
-        if prompt.token_ids is None or len(prompt.block_hashes) != len(prompt.token_ids) // block_size:
+        if prompt.token_ids is None or not are_block_hashes(
+            prompt.block_hashes, prompt.token_ids, block_size, told.salt
+        ):
             return
         places = places_to_record(prompt, told.story, cached_tokens, block_size, told.salt, view)
         self._sent.record(_key(replica), _epoch(replica), prompt.block_hashes, places, _tag(told.salt))

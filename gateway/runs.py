@@ -38,8 +38,8 @@ class Onlooker(Protocol):
 class Work:
     """What a request asks of a replica. `token_ids` is None where only the engine knows them.
 
-    `hashes` are those of the ids' blocks. `forecast` is None where the replica's speed is not known. `deadline_s` is
-    on the monotonic clock.
+    `hashes` are those of the ids' blocks, in whichever block size the prompt was rendered for. `forecast` is None
+    where the replica's speed is not known. `deadline_s` is on the monotonic clock.
     """
 
     tokens: int
@@ -80,8 +80,7 @@ class Run:
         self._clock = clock
         self._lease: Lease | None = None
         if residency is not None and work.token_ids is not None:
-            hashes = work.hashes if len(work.hashes) == work.tokens // residency.block_size else None
-            self._lease = residency.begin(work.token_ids, salt, hashes)
+            self._lease = residency.begin(work.token_ids, salt, work.hashes)
         self._sent_s = clock()
         self._first_s: float | None = None
         if onlooker is not None:

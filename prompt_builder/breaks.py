@@ -7,7 +7,7 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import Literal, Protocol, get_args
 
-from cache.blocks import HASH_BYTES, child_hash, pack_ids, root_hash
+from cache.blocks import HASH_BYTES, are_block_hashes, child_hash, pack_ids, root_hash
 from cache.sent import Place, Seen
 from prompt_builder.layout import user_pieces
 from prompt_builder.types import Plan, Prompt, SegmentKind, Transcript
@@ -134,10 +134,13 @@ def find_break(
     """Where and why reuse ended after `cached_tokens`, of whole blocks of `block_size` tokens.
 
     `memory` is None where what the replica was sent says nothing of what it held. None for a prompt whose ids are not
-    known. Looks at the block of the break and at the segments that end in it, whatever the length of the prompt.
+    known, or were not hashed in this block size. Looks at the block of the break and at the segments that end in it,
+    whatever the length of the prompt.
     """
     ids, hashes = prompt.token_ids, prompt.block_hashes
-    if not ids or block_size <= 0 or len(hashes) != len(ids) // block_size or not 0 <= cached_tokens <= len(ids):
+    if not ids or block_size <= 0 or not 0 <= cached_tokens <= len(ids):
+        return None
+    if not are_block_hashes(hashes, ids, block_size, salt):
         return None
     ends = _ends(prompt)
     block = cached_tokens // block_size
@@ -172,7 +175,7 @@ def places_to_record(
 ) -> list[Place]:
     """The ends of segments that a prompt may be the first to have: those behind what was cached, and its front."""
     ids = prompt.token_ids
-    if not ids or block_size <= 0 or len(prompt.block_hashes) != len(ids) // block_size:
+    if not ids or block_size <= 0 or not are_block_hashes(prompt.block_hashes, ids, block_size, salt):
         return []
     ends = _ends(prompt)
     count = len(ends)

@@ -297,6 +297,8 @@ def test_impossible_counts_and_prompts_without_ids_have_no_break(cached: int) ->
     assert find_break(prompt, story, 0, 0, "", None) is None
     assert find_break(replace(prompt, token_ids=None), story, 0, BLOCK, "", None) is None
     assert find_break(prompt, story, 0, BLOCK // 2, "", None) is None
+    # As many blocks, but of another salt: they name other places.
+    assert find_break(prompt, story, 32, BLOCK, "another", None) is None
 
 
 def test_messages_that_pass_through_are_told_by_their_roles() -> None:

@@ -141,16 +141,40 @@ def test_a_prompt_whose_hashes_are_known_is_followed_without_hashing_it() -> Non
     prompt = ids(0, 42)
     run(residency, prompt, "s")
     tree = PromptTree(SIZE, "s")
-    # Ids that cannot be packed show that nobody does.
-    unreadable = tuple(-1 for _ in prompt)
+    # Ids that cannot be packed show that nobody does, but for the first block, which tells whose hashes these are.
+    unreadable = (*prompt[:SIZE], *(-1 for _ in prompt[SIZE:]))
     tree.hashed(unreadable, block_hashes(prompt, SIZE, "s"))
     assert residency.prefix("s", tree).extended(unreadable).resident_tokens == 40
 
 
-def test_hashes_of_another_block_size_are_not_taken() -> None:
-    residency = Residency(SIZE, 100)
-    prompt = ids(0, 42)
-    run(residency, prompt, "s")
-    tree = PromptTree(SIZE, "s")
-    tree.hashed(prompt, block_hashes(prompt, 8, "s"))
-    assert residency.prefix("s", tree).extended(prompt).resident_tokens == 40
+@pytest.mark.parametrize("other", [8, 5, 3])
+def test_hashes_of_another_block_size_are_not_taken(other: int) -> None:
+    """Of 42 tokens ten blocks are of 4, of 15 tokens three of 5 as three of 4."""
+    for length in (42, 15):
+        residency = Residency(SIZE, 100)
+        prompt = ids(0, length)
+        run(residency, prompt, "s")
+        tree = PromptTree(SIZE, "s")
+        tree.hashed(prompt, block_hashes(prompt, other, "s"))
+        assert residency.prefix("s", tree).extended(prompt).resident_tokens == length // SIZE * SIZE
+
+
+def test_replicas_of_two_block_sizes_are_followed_for_one_request_though_their_blocks_are_equally_many() -> None:
+    """A prompt of 80 tokens, rendered for blocks of 64; the other replica has blocks of 48."""
+    prompt, memo = ids(0, 80), HashMemo()
+    for rendered_for, other_size in ((64, 48), (48, 64)):
+        same, other = Residency(rendered_for, 100), Residency(other_size, 100)
+        hashes = memo.block_hashes(prompt, rendered_for, "s")
+        for residency in (same, other):
+            lease = residency.begin(prompt, "s", hashes)
+            residency.generated(lease, ())
+            residency.end(lease)
+        tree = PromptTree(rendered_for, "s", memo)
+        tree.hashed(prompt, hashes)
+        found = {each.block_size: each.prefix("s", tree).extended(prompt) for each in (same, other)}
+        assert {size: each.resident_tokens for size, each in found.items()} == {48: 48, 64: 64}
+        # A request without hashes at hand meets the same blocks.
+        assert [each.begin(prompt, "s").cached_tokens for each in (same, other)] == [rendered_for, other_size]
+        misled = PromptTree(other_size, "s", memo)
+        misled.hashed(prompt, hashes)
+        assert other.prefix("s", misled).extended(prompt).resident_tokens == other_size

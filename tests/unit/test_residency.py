@@ -233,8 +233,16 @@ def test_hashes_at_hand_are_used_as_they_are() -> None:
     residency.reconcile(lease, None)
     residency.end(lease)
     assert cached(residency, ids(0, 40), "a") == 16
-    with pytest.raises(ValueError, match="3 hashes are not those of 18 tokens"):
-        residency.begin(prompt, "a", block_hashes(prompt, 5, "a"))
+
+
+@pytest.mark.parametrize("tokens", [64, 80, 95, 18])
+def test_hashes_of_another_block_size_or_salt_are_not_taken(tokens: int) -> None:
+    """64 to 95 tokens are one whole block of 48 and one of 64."""
+    residency, prompt = Residency(48, 100), ids(0, tokens)
+    for hashes in (block_hashes(prompt, 64, "a"), block_hashes(prompt, 48, "b"), block_hashes(prompt, 16, "a")):
+        lease = residency.begin(prompt, "a", hashes)
+        assert lease.hashes == list(block_hashes(prompt, 48, "a"))
+        residency.end(lease)
 
 
 @pytest.mark.parametrize(("block_size", "capacity"), [(0, 8), (-1, 8), (4, 0), (4, -1)])

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from cache.blocks import block_hashes
 from cache.residency import Residency
 from gateway.pacing import Pacer, Prefill
 from gateway.runs import Run, Work
@@ -59,6 +60,19 @@ async def answered(scene: Scene, run: Run, told: EngineUsage) -> None:
     scene.now_s += 0.4
     run.answered(told)
     run.close()
+
+
+@pytest.mark.parametrize("rendered_for", [BLOCK, BLOCK + 1, 2 * BLOCK])
+async def test_a_prompt_rendered_for_another_block_size_leaves_the_blocks_of_this_replica(rendered_for: int) -> None:
+    """15 tokens are three blocks of 4, as many of 5, and one of 8."""
+    scene, ids = Scene(), tuple(range(100, 115))
+    hashes = block_hashes(ids, rendered_for, "s")
+    ticket = await scene.pacer.enter(JOB)
+    work = Work(len(ids), ids, hashes, None, None)
+    run = Run(work, ticket, scene.residency, scene.learned, salt="s", decoding=0, clock=scene.clock)
+    await answered(scene, run, usage())
+    assert tuple(run.hashes) == block_hashes(ids, BLOCK, "s")
+    assert scene.residency.prefix("s").extended(ids).resident_tokens == len(ids) // BLOCK * BLOCK
 
 
 async def test_prefill_and_decode_of_an_answer_are_learned() -> None:
