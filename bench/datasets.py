@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.report import CannotRun
 
-class DataMissing(Exception):
+
+class DataMissing(CannotRun):
     """The data set is not on this machine; the message says where it was looked for."""
 
 

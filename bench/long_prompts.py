@@ -26,7 +26,7 @@ from bench.corpus import synthetic
 from bench.datasets import mtrag
 from bench.load import percentile_ms, run_streams
 from bench.processes import Server, headstart_server, simulator
-from bench.report import Cell, Options, Report, parse_options
+from bench.report import Cell, Options, Report, bench_command
 from gateway.backends.facts import EngineFacts
 from gateway.engine.prepare import MODEL_NAME
 from gateway.serving import Serving, make_serving
@@ -285,9 +285,5 @@ def _body(messages: Sequence[dict[str, str]], *, stream: bool = True, **fields: 
     return orjson.dumps({"model": "sim-model", "stream": stream, "messages": list(messages), **fields})
 
 
-def main(arguments: list[str] | None = None) -> int:
-    return uvloop.run(measure(parse_options(__doc__ or "", arguments)))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(bench_command("long_prompts", __doc__, lambda options: uvloop.run(measure(options))))

@@ -18,7 +18,7 @@ import uvloop
 from bench.corpus import fill_store, synthetic, synthetic_queries
 from bench.load import StreamTimes, percentile_ms, run_streams
 from bench.processes import Server, headstart_server, python_server, simulator
-from bench.report import Options, Report, parse_options
+from bench.report import Options, Report, bench_command
 from gateway.tenants import SINGLE_TENANT
 from retrieval.database import Database
 from retrieval.embedding import SentenceEmbedder
@@ -168,9 +168,5 @@ def _asking(store_id: str, question: str) -> bytes:
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    return uvloop.run(measure(parse_options(__doc__ or "", arguments)))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(bench_command("overhead", __doc__, lambda options: uvloop.run(measure(options))))

@@ -20,7 +20,7 @@ import uvloop
 from rich.console import Console
 
 from bench.overloaded import CHUNKS, Arm, Held, World, poisson
-from bench.report import Options, Report, parse_options
+from bench.report import Options, Report, bench_command
 from gateway.engine.prepare import prepare_model
 from gateway.engine.progress import Steps
 from gateway.settings import Settings, process_environment
@@ -124,9 +124,5 @@ def _extend(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    return uvloop.run(measure(parse_options(__doc__ or "", arguments, _extend)))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(bench_command("overload", __doc__, lambda options: uvloop.run(measure(options)), _extend))

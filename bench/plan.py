@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.datasets import mtrag
-from bench.report import Cell, Options, Report, parse_options
+from bench.report import Cell, Options, Report, bench_command
 from bench.retrieved import Asked, as_stored, retrieve
 from cache.prompt_tree import PromptTree
 from cache.residency import Residency
@@ -168,9 +168,5 @@ def _turn(question: str, plan: Plan, number: int) -> list[PastMessage]:
     ]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    return asyncio.run(run(parse_options(__doc__ or "", arguments)))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(bench_command("plan", __doc__, lambda options: asyncio.run(run(options))))

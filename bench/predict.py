@@ -208,9 +208,5 @@ def _extend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=0, help=f"requests on the idle engine (default {IDLE})")
 
 
-def main() -> int:
-    return bench_main("predict", __doc__, run, _extend)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(bench_main("predict", __doc__, run, _extend))

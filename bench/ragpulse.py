@@ -9,17 +9,15 @@ chunks are drawn by Zipf's law.
 """
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from bench.datasets import DataMissing
 from bench.ragpulse_memory import memory_curve
 from bench.ragpulse_orders import Deepest, Order, Ours, SentTree, baselines
 from bench.ragpulse_trace import Logged, Trace, ragpulse
-from bench.report import Options, Report, parse_options
+from bench.report import Options, Report, bench_command
 from cache.residency import Residency
 
 BLOCK_TOKENS = 16
@@ -125,16 +123,5 @@ def _percent(part: np.ndarray, whole: np.ndarray) -> float:
     return float(100 * part.sum() / whole.sum())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    began = time.monotonic()
-    try:
-        status = run(parse_options(__doc__ or "", arguments))
-    except DataMissing as missing:
-        print(f"MISSED ragpulse: {missing}")
-        return 1
-    print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)
-    return status
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(bench_command("ragpulse", __doc__, run))

@@ -13,8 +13,7 @@ import orjson
 from rich.console import Console
 
 from bench.answer import Answer, AnswerReader
-from bench.datasets import DataMissing
-from bench.report import Options, Report, parse_options
+from bench.report import CannotRun, Options, bench_command
 from gateway.backends.facts import EngineFacts, probe_engine
 from gateway.backends.vllm import EngineLimits, EngineSession, VllmBackend
 from gateway.engine.command import EngineOptions
@@ -31,7 +30,7 @@ PROBES = 10
 LIMITS = EngineLimits(connect_s=10.0, first_token_s=600.0, between_tokens_s=300.0, answer_s=900.0)
 
 
-class EngineUnusable(Exception):
+class EngineUnusable(CannotRun):
     """The engine lacks what the bench measures; the message says what."""
 
 
@@ -41,10 +40,9 @@ def bench_main(
     run: Callable[[Options], Coroutine[Any, Any, int]],
     extend: Callable[[argparse.ArgumentParser], None],
 ) -> int:
-    """A bench as a command: its exit status; a bench that cannot run says why on the line of its verdict."""
+    """`bench_command` for a bench of a real engine, which `--engine-url` may name."""
 
     def extended(parser: argparse.ArgumentParser) -> None:
-        parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.add_argument(
             "--engine-url",
             default="",
@@ -53,13 +51,13 @@ def bench_main(
         )
         extend(parser)
 
-    options = parse_options(description or name, extend=extended)
-    try:
-        return asyncio.run(run(options))
-    except (DataMissing, EngineUnusable, EngineError) as reason:
-        report = Report(name)
-        report.note(f"skipped: {reason}")
-        return report.finish(options)
+    def measured(options: Options) -> int:
+        try:
+            return asyncio.run(run(options))
+        except EngineError as error:
+            raise EngineUnusable(str(error)) from error
+
+    return bench_command(name, description, measured, extended)
 
 
 class RealEngine:

@@ -5,11 +5,14 @@ report.table("Search, 100,000 chunks", ("arm", "p50 ms"), [("flat", 12.3), ("hns
 report.at_most("flat p50 ms", 12.3, 20.0)
 report.at_least("hnsw recall@10", 0.98, 0.95)
 return report.finish(options)
+
+A bench as a command is `sys.exit(bench_command("retrieval", __doc__, run))`.
 """
 
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +25,10 @@ Cell = str | int | float | None
 
 # Wider than any table here: a log file has no width of its own, and a cut figure is a lost figure.
 TABLE_WIDTH = 240
+
+
+class CannotRun(Exception):
+    """Something that the bench needs is not here; the message says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +127,36 @@ class Report:
         return 0 if self.met else 1
 
 
+def bench_command(
+    name: str,
+    description: str | None,
+    run: Callable[[Options], int],
+    extend: Callable[[argparse.ArgumentParser], None] | None = None,
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """A bench as a command: its exit status; a bench that cannot run says why on the line of its verdict.
+
+    The time that it took goes to standard error. `extend` and `arguments` are as those of `parse_options`.
+    """
+    options = parse_options(description or name, arguments, extend)
+    began_s = time.monotonic()
+    try:
+        status = run(options)
+    except CannotRun as reason:
+        report = Report(name)
+        report.note(f"skipped: {reason}")
+        return report.finish(options)
+    print(f"{time.monotonic() - began_s:.0f} s, {time.process_time():.0f} s of a processor", file=sys.stderr)
+    return status
+
+
 def parse_options(
     description: str,
     arguments: Sequence[str] | None = None,
     extend: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> Options:
     """`--quick` and `--json FILE`, and what `extend` adds to the parser (found in `Options.extra`)."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke run: small inputs, the same checks")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the figures to FILE")
     if extend is not None:

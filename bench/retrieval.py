@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-from bench.report import Options, Report, parse_options
+from bench.report import Options, Report, bench_command
 from bench.retrieval_quality import measure_quality
 from bench.retrieval_speed import measure_ingestion, measure_speed
 from gateway.settings import default_cache_dir
@@ -24,4 +24,4 @@ async def run(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(run(parse_options(__doc__))))
+    sys.exit(bench_command("retrieval", __doc__, lambda options: asyncio.run(run(options))))

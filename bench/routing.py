@@ -19,13 +19,11 @@ A run takes one week of the log (`--week`); the first tenth of its requests, whi
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 
 import numpy as np
 
-from bench.datasets import DataMissing
-from bench.report import Options, Report, parse_options
+from bench.report import Options, Report, bench_command
 from bench.routed_arms import (
     ConsistentHash,
     FewestUncached,
@@ -154,16 +152,5 @@ def _extend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fleet", type=int, action="append", metavar="N", help="replicas (default: 8, and 32)")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    began = time.monotonic()
-    try:
-        status = run(parse_options(__doc__ or "", arguments, _extend))
-    except DataMissing as missing:
-        print(f"MISSED routing: {missing}")
-        return 1
-    print(f"{time.monotonic() - began:.0f} s, {time.process_time():.0f} s of a processor", file=sys.stderr)
-    return status
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(bench_command("routing", __doc__, run, _extend))

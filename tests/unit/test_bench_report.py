@@ -2,9 +2,10 @@ import io
 import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from bench.report import Report, format_cell, parse_options
+from bench.report import CannotRun, Options, Report, bench_command, format_cell, parse_options
 
 
 def make_report() -> tuple[Report, io.StringIO]:
@@ -58,3 +59,24 @@ def test_cells_are_rounded_to_what_a_reader_can_use() -> None:
         "123.5",
         "1,234",
     ]
+
+
+def test_a_bench_as_a_command_gives_its_own_status_and_what_it_adds_to_the_options() -> None:
+    def run(options: Options) -> int:
+        return 7 if options.quick and options.extra.week == 2 else 8
+
+    status = bench_command(
+        "demo", None, run, lambda parser: parser.add_argument("--week", type=int), ["--quick", "--week", "2"]
+    )
+    assert status == 7
+
+
+def test_a_bench_that_cannot_run_says_why_and_has_missed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(options: Options) -> int:
+        raise CannotRun("no trace in data/")
+
+    figures = tmp_path / "figures.json"
+    assert bench_command("demo", "Help.", run, arguments=["--json", str(figures)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["skipped: no trace in data/", "MISSED demo: nothing was checked"]
+    assert json.loads(figures.read_text())["notes"] == lines[:1]
