@@ -132,11 +132,6 @@ class SystemTexts:
         """Texts that are remembered."""
         return sum(map(len, self._known.values()))
 
-    @property
-    def kept_chars(self) -> int:
-        """About how many characters they hold."""
-        return self._kept_chars
-
     def observe(self, tenant: str, model: str, text: str, count: Callable[[str], int]) -> Observed:
         """A request with this system text; what is known of it from earlier ones. `count` gives a text's tokens.
 

@@ -66,10 +66,6 @@ class PromptBuilder:
         blocks = [Block(message.role, (Piece("turn", message.content),)) for message in messages]
         return self._prompt(blocks, salt, exact, reason)
 
-    def passthrough_tokens(self, messages: Sequence[Message]) -> int:
-        """Prompt tokens of messages as they stand; an upper estimate where tokenizer or template is unknown."""
-        return self.passthrough(messages).tokens
-
     def _prompt(self, unfitted: Sequence[Block], salt: str, exact: bool, reason: str | None) -> Prompt:
         blocks = for_template(unfitted, self._template)
         messages = tuple(block.message() for block in blocks)

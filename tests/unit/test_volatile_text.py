@@ -146,11 +146,11 @@ def test_memory_is_bounded_in_texts_and_characters() -> None:
     for name in "abcdefghijklmnopqrstuvwxyz":
         asked.seen("\n".join(f"{name * line} " * 3 for line in range(1, 20)))
     assert asked.texts.kept == MOST_TEXTS
-    for number in range(100):
-        for other in range(4):
-            asked.seen(f"{number} {other} " * 10_000, tenant=str(number))
-    assert 0 < asked.texts.kept_chars <= MOST_KEPT_CHARS
-    assert asked.texts.kept < 400
+    chars = 20_000
+    for number in range(3 * MOST_KEPT_CHARS // (MOST_TEXTS * chars)):
+        for other in range(MOST_TEXTS):
+            asked.seen(f"{other} {number:04d} ".ljust(chars, str(other)), tenant=str(number))
+    assert MOST_TEXTS <= asked.texts.kept <= MOST_KEPT_CHARS // chars
 
 
 def test_what_stands_behind_the_bound_stays_where_it_is() -> None:
