@@ -21,3 +21,5 @@ def key(tenant: Annotated[str, typer.Argument(help="Name of the tenant: letters,
     typer.echo(f"  {secret}")
     typer.echo("The line for the file that HEADSTART_API_KEYS_FILE names:")
     typer.echo(f"{tenant} {key_digest(secret)}")
+    typer.echo("The same as an entry of HEADSTART_API_KEYS:")
+    typer.echo(f"{tenant}:{key_digest(secret)}")

@@ -474,10 +474,12 @@ def test_a_missing_key_says_where_to_give_it_and_a_right_one_is_taken(
     assert call(gateway, "stores").exit_code == 0
 
 
-def test_key_prints_a_key_whose_hash_is_the_line_for_the_file() -> None:
+def test_key_prints_a_key_whose_hash_is_the_line_for_the_file_and_the_entry_of_the_variable() -> None:
     lines = CliRunner().invoke(app, ["key", "acme"]).stdout.splitlines()
-    secret, line = lines[1].strip(), lines[3]
-    assert line == f"acme {hashlib.sha256(secret.encode()).hexdigest()}"
+    secret, line, entry = lines[1].strip(), lines[3], lines[5]
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    assert line == f"acme {digest}"
+    assert entry == f"acme:{digest}"
     assert CliRunner().invoke(app, ["key", "a b"]).exit_code == 2
 
 

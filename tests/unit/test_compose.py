@@ -41,6 +41,7 @@ SERVICE = {
         "environment": ENVIRONMENT,
         "ports": STRINGS,
         "volumes": STRINGS,
+        "secrets": STRINGS,
         "tmpfs": STRINGS,
         "read_only": {"type": "boolean"},
         "cap_drop": STRINGS,
@@ -119,6 +120,15 @@ SCHEMA = {
             "additionalProperties": SERVICE,
         },
         "volumes": {"type": "object", "additionalProperties": {"type": "null"}},
+        "secrets": {
+            "type": "object",
+            "additionalProperties": {
+                "type": "object",
+                "required": ["environment"],
+                "additionalProperties": False,
+                "properties": {"environment": {"type": "string"}},
+            },
+        },
     },
 }
 
@@ -157,16 +167,14 @@ def test_every_value_that_is_set_is_one_that_the_settings_take() -> None:
 
 def test_there_are_a_gateway_a_redis_and_a_vllm_and_a_profile_without_a_gpu() -> None:
     assert {"gateway", "redis", "vllm"} <= SERVICES.keys()
-    assert {name for name, service in SERVICES.items() if service.get("profiles") == ["cpu"]} == {
-        "engine-cpu",
-        "gateway-cpu",
-    }
+    for profile, services in (("cpu", {"engine-cpu", "gateway-cpu"}), ("monitoring", {"prometheus", "grafana"})):
+        assert {name for name, service in SERVICES.items() if service.get("profiles") == [profile]} == services
 
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_service_has_a_health_check_that_runs_a_command(name: str) -> None:
     program, *arguments = SERVICES[name]["healthcheck"]["test"][1:]
-    assert program in {"python", "python3", "redis-cli"}
+    assert program in {"python", "python3", "redis-cli", "wget"}
     assert arguments
     if program.startswith("python"):
         compile(arguments[1], name, "exec")
@@ -185,14 +193,23 @@ def test_every_service_that_another_needs_exists_and_starts_with_it(name: str) -
 
 def test_every_named_volume_is_declared_and_every_declared_one_is_used() -> None:
     used = {volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])}
-    assert used == set(COMPOSE["volumes"])
+    files = {source for source in used if source.startswith("./")}
+    assert used - files == set(COMPOSE["volumes"])
+    # A file that is missing would be made as a folder.
+    assert all((ROOT / file).is_file() for file in files)
+
+
+def test_every_secret_is_declared_and_every_declared_one_is_used() -> None:
+    used = {secret for service in SERVICES.values() for secret in service.get("secrets", [])}
+    assert used == set(COMPOSE["secrets"])
 
 
 def test_ports_are_published_on_loopback_only_and_the_engine_and_redis_on_none() -> None:
     published = {name: port for name, service in SERVICES.items() for port in service.get("ports", [])}
     assert all(port.startswith("127.0.0.1:") for port in published.values())
     assert {"vllm", "redis"}.isdisjoint(published)
-    assert all(port.endswith(":8080") for port in published.values())
+    ports = {name: int(port.rsplit(":", 1)[1]) for name, port in published.items()}
+    assert ports == {"gateway": 8080, "engine-cpu": 8080, "prometheus": 9090, "grafana": 3000}
 
 
 def test_the_gateways_run_read_only_and_without_privileges() -> None:
