@@ -1,5 +1,6 @@
 """Several processes that accept on one port: started, watched, restarted, stopped together."""
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -188,7 +189,9 @@ def _work(serve: Serve, worker: Worker, ready: Event) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     serve(worker, ready.set)
-    # All is closed. To take a million objects apart one by one would take the interpreter seconds.
+    # All is closed. To take a million objects apart one by one would take the interpreter seconds; but libraries give
+    # back now what outlives the process, such as semaphores, which would be told as leaked.
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

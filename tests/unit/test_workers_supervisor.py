@@ -13,7 +13,7 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 WORKERS = """
-import os, signal, sys, time
+import multiprocessing, os, signal, sys, time
 from pathlib import Path
 from gateway.workers import Supervisor, WorkerFailed
 
@@ -21,6 +21,7 @@ class Serve:
     def __init__(self, folder, how): self.folder, self.how = folder, how
     def __call__(self, worker, ready):
         told = []
+        self.lock = multiprocessing.RLock()  # as a progress bar of a library makes one
         signal.signal(signal.SIGTERM, lambda *_: told.append(1))
         signal.signal(signal.SIGHUP, lambda *_: (self.folder / f"hangup-{worker.number}").touch())
         if self.how == "fails":
@@ -87,7 +88,16 @@ def test_workers_are_started_restarted_hung_up_on_and_stopped_together(tmp_path:
         _, err = process.communicate(timeout=20)
         assert process.returncode == 0
         assert sorted(path.name for path in tmp_path.glob("stopped-*")) == ["stopped-1", "stopped-2", "stopped-3"]
-        assert "Worker 2 was ended by SIGKILL; it is started again in 1 s." in err
+        assert err.splitlines()[0] == "Worker 2 was ended by SIGKILL; it is started again in 1 s."
+
+
+def test_workers_that_stop_leave_nothing_that_the_interpreter_complains_of(tmp_path: Path) -> None:
+    with supervised(tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=20)
+        assert err == "Headstart stops; a second Ctrl-C does not wait for requests.\n"
 
 
 def test_workers_of_a_killed_supervisor_stop_by_themselves(tmp_path: Path) -> None:
