@@ -62,11 +62,11 @@ class Resumer:
         resumed = await self._transcripts.resume(context.tenant, request.user, name.served, conversation.messages)
         if not planned and not moves and not resumed.known:
             return None
-        return conversation.with_transcript(await asyncio.to_thread(self._without_deleted, resumed, context.tenant))
+        if resumed.summary_files or any(message.context for message in resumed.past):
+            resumed = await asyncio.to_thread(self._without_deleted, resumed, context.tenant)
+        return conversation.with_transcript(resumed)
 
     def _without_deleted(self, transcript: Transcript, tenant: str) -> Transcript:
         """Deleted text answers nothing, not from an earlier turn either."""
-        if not transcript.summary_files and not any(message.context for message in transcript.past):
-            return transcript
         # Most chunks of a conversation are of a few files: each is asked for once.
         return without_files(transcript, cache(partial(self._files.answers, tenant)))

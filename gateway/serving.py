@@ -69,7 +69,7 @@ def make_serving(settings: Settings, facts: EngineFacts, before: Serving | None 
     source = _source(folder)
     if before is not None and source == before.source and before.tokenizer.exact:
         return _with_facts(settings, facts, before)
-    tokenizer: Tokenizer = EstimateTokenizer()
+    tokenizer: Tokenizer = MemoTokenizer(EstimateTokenizer())
     template: ChatTemplate | None = None
     if folder is not None:
         try:

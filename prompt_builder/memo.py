@@ -48,7 +48,8 @@ class MemoTokenizer:
         return self._texts.held + self._scaffolds.held
 
     def encode(self, text: str) -> tuple[int, ...]:
-        return self._texts.get(text)
+        # An estimate has no ids: there is nothing to remember.
+        return self._texts.get(text) if self._counts is None else self._tokenizer.encode(text)
 
     def encode_scaffold(self, text: str) -> tuple[int, ...]:
         return self._scaffolds.get(text)

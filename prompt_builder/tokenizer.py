@@ -150,8 +150,7 @@ class EstimateTokenizer:
     def count(self, text: str) -> int:
         ascii_text = text.encode("ascii", "ignore").decode("ascii")
         other_bytes = len(_without_surrogates(text).encode()) - len(ascii_text)
-        in_words = sum(-(-len(word) // 3) for word in _LETTERS.findall(ascii_text))
-        return other_bytes + in_words + len(_SIGNS.findall(ascii_text))
+        return other_bytes + len(_ESTIMATED.findall(ascii_text))
 
 
 class EncodedCache:
@@ -195,8 +194,7 @@ def agrees(fast: FastTokenizer, reference: ReferenceTokenizer, config: dict[str,
     return all(fast.encode_uncached(probe) == reference.encode_uncached(probe) for probe in probes)
 
 
-_LETTERS = re.compile(r"[A-Za-z]+")
-_SIGNS = re.compile(r"[ \t]{2,}|[^A-Za-z ]")
+_ESTIMATED = re.compile(r"[A-Za-z]{1,3}|[ \t]{2,}|[^A-Za-z ]")
 
 
 def _tokenizer_of(config: dict[str, Any], added_tokens: list[Any]) -> tokenizers.Tokenizer:

@@ -92,7 +92,9 @@ def _repeats(content: _Content, other: _Content) -> bool:
 
 def _similarity(first: frozenset[T], second: frozenset[T]) -> float:
     """Jaccard; 0 for two empty sets."""
-    smaller, larger = sorted((len(first), len(second)))
+    smaller, larger = len(first), len(second)
+    if smaller > larger:
+        smaller, larger = larger, smaller
     if smaller < (DUPLICATE_SIMILARITY - 0.1) * larger or not larger:
         return 0.0
     shared = len(first & second)

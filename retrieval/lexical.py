@@ -159,16 +159,17 @@ class LexicalIndex:
             else:
                 known.append((frequency, word_id))
         known.sort()
+        rarity = idf_of(np.array([0, *(frequency for frequency, _ in known)]), rows).tolist()
         chosen: list[int] = []
-        mass = unknown * idf_of(np.zeros(1), rows)[0]
+        mass: float = unknown * rarity[0]
         postings = 0
-        for frequency, word_id in known:
+        for (frequency, word_id), weight in zip(known, rarity[1:], strict=True):
             postings += frequency
             if chosen and postings > POSTINGS_BUDGET:
                 break
             chosen.append(word_id)
-            mass += idf_of(np.array([frequency]), rows)[0]
-        return np.array(chosen, dtype=np.int64), float(mass)
+            mass += weight
+        return np.array(chosen, dtype=np.int64), mass
 
     def _tokenized(self, added: Iterable[tuple[int, str]]) -> Postings:
         vocabulary = self._vocabulary

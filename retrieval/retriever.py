@@ -4,10 +4,11 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ log = logging.getLogger("headstart.retriever")
 
 Vector = NDArray[np.float32]
 Rows = NDArray[np.int64]
+Result = TypeVar("Result")
 
 # Rows that each half offers for fusion.
 POOL_ROWS = 60
@@ -85,13 +87,20 @@ class Retriever:
             )
         )
         texts = self._weighted_texts(query)
-        hits = await asyncio.gather(
-            *(
-                loop.run_in_executor(self._pool, self._search_store, store_id, view, vector, texts, query)
-                for store_id, view in zip(store_ids, views, strict=True)
-            )
-        )
-        items, dropped = await loop.run_in_executor(self._pool, self._read, store_ids, hits, query.top_k)
+        searches = [
+            partial(self._search_store, store_id, view, vector, texts, query)
+            for store_id, view in zip(store_ids, views, strict=True)
+        ]
+
+        async def run(call: Callable[[], Result]) -> Result:
+            return await loop.run_in_executor(self._pool, call)
+
+        if len(searches) == 1:
+            # As most requests: nothing is handed from thread to thread in between.
+            items, dropped = await run(lambda: self._read(store_ids, [searches[0]()], query.top_k))
+        else:
+            hits = await asyncio.gather(*map(run, searches))
+            items, dropped = await run(lambda: self._read(store_ids, hits, query.top_k))
         done = time.perf_counter()
         self._touch(query.tenant, store_ids)
         return Candidates(
@@ -144,7 +153,8 @@ class Retriever:
         self, store_id: str, view: StoreView, vector: Vector, texts: dict[str, float], query: Query
     ) -> list[Hit]:
         allowed = None if query.filters is None else self._allowed(store_id, query.filters)
-        return view.search(vector, texts, max(POOL_ROWS, 2 * (query.top_k + SPARE_CHUNKS)), allowed)
+        most = query.top_k + SPARE_CHUNKS
+        return view.search(vector, texts, max(POOL_ROWS, 2 * most), allowed, most=most)
 
     def _allowed(self, store_id: str, condition: Filter) -> Rows:
         """Rows of the files whose attributes, read now, satisfy the condition; ascending."""

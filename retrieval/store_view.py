@@ -1,6 +1,6 @@
 """One store as search sees it at one generation: dense and lexical halves over the same rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,8 +87,9 @@ class StoreView:
         k: int,
         allowed: Rows | None = None,
         fusion: Fusion = DEFAULT_FUSION,
+        most: int | None = None,
     ) -> list[Hit]:
-        """The best of the first `k` of each half, best first, lower row id first among equals.
+        """The best of the first `k` of each half, best first, lower row id first among equals; at most `most`.
 
         `vector` is float32 [dimension] of length 1; `texts` are the query's texts with their weights; `allowed`
         (ascending row ids) limits the rows.
@@ -104,17 +105,11 @@ class StoreView:
         scores = fusion.scores(shares, cosines, crowd(inner_products(self.sample, vector), len(self.row_ids)))
         dense_ranks, lexical_ranks = _ranks(dense_ids), _ranks(lexical_ids)
         # Rounded, so that the last bits of a sum, which depend on the layout of memory, decide nothing.
-        order = np.lexsort((pool, -np.round(scores, 6)))
+        order = np.lexsort((pool, -np.round(scores, 6)))[:most]
+        columns = (pool[order].tolist(), scores[order].tolist(), cosines[order].tolist(), shares[order].tolist())
         return [
-            Hit(
-                int(pool[at]),
-                float(scores[at]),
-                float(cosines[at]),
-                float(shares[at]),
-                dense_ranks.get(int(pool[at])),
-                lexical_ranks.get(int(pool[at])),
-            )
-            for at in order
+            Hit(row_id, score, cosine, share, dense_ranks.get(row_id), lexical_ranks.get(row_id))
+            for row_id, score, cosine, share in zip(*columns, strict=True)
         ]
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -159,5 +154,5 @@ def _sample(dense: FlatIndex | HnswIndex, row_ids: Rows) -> Vector:
     return vectors
 
 
-def _ranks(row_ids: Sequence[int] | Rows) -> dict[int, int]:
-    return {int(row_id): rank for rank, row_id in enumerate(row_ids, start=1)}
+def _ranks(row_ids: Rows) -> dict[int, int]:
+    return {row_id: rank for rank, row_id in enumerate(row_ids.tolist(), start=1)}
