@@ -239,18 +239,28 @@ class Replica:
                 continue
 
     async def probe(self) -> None:
-        """Asks the engine; the full questions only until they are answered or it changed."""
+        """Asks the engine; the full questions only until they are answered, or it changed.
+
+        Of a process that answers again after a silence all is known already.
+        """
         known = self.facts
         self._probes += 1
         given_up = self._inconclusive >= _INCONCLUSIVE_PROBES and self._probes % _ASK_AGAIN_PROBES != 0
-        settled = known.reachable and (known.conclusive or given_up)
+        back = replace(known, reachable=True, error=None)
+        settled = (back.conclusive and (known.reachable or known.started_s is not None)) or (
+            known.reachable and given_up
+        )
         facts = await self._asked(chat=not settled)
-        if settled and facts.same_engine(known) and facts.prefix_caching in (None, known.prefix_caching):
-            self.health.probed(None)
-            self._say()
-            return
         if settled and facts.reachable:
-            facts = await self._asked(chat=True)
+            unchanged = facts.same_engine(back) and facts.prefix_caching in (None, known.prefix_caching)
+            if known.reachable and unchanged:
+                self.health.probed(None)
+                self._say()
+                return
+            if unchanged and facts.started_s == known.started_s:
+                facts = back
+            else:
+                facts = await self._asked(chat=True)
         self._inconclusive = self._inconclusive + 1 if facts.reachable and not facts.conclusive else 0
         if not facts.reachable:
             # What was known of the model still shapes prompts and chunks until the engine comes back.

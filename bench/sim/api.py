@@ -78,7 +78,7 @@ class Api:
         self.open_streams += 1
         self.idle.clear()
         try:
-            fault = self._fault(request)
+            fault = self._fault(request, probe=record.body.get("max_tokens") == 1)
             if fault is None or not await strike_before_head(fault, connection):
                 await self.generator.answer(request, connection, record, fault)
         finally:
@@ -90,15 +90,15 @@ class Api:
         key = self.config.api_key
         return not key or request.headers.get("authorization") == f"Bearer {key}"
 
-    def _fault(self, request: HttpRequest) -> Fault | None:
+    def _fault(self, request: HttpRequest, *, probe: bool) -> Fault | None:
         header = request.headers.get("x-sim-fault") if self.config.fault_header else None
         try:
-            return self.faults.take(request.path, header)
+            return self.faults.take(request.path, header, probe=probe)
         except (ValueError, TypeError) as error:
             raise BadRequest(f"x-sim-fault: {error}") from error
 
     async def _other(self, request: HttpRequest, connection: Connection, record: RecordedRequest) -> None:
-        fault = self._fault(request)
+        fault = self._fault(request, probe=request.method == "GET")
         if fault is not None and await strike_before_head(fault, connection):
             return
         key = (request.method, request.path)

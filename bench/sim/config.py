@@ -26,7 +26,8 @@ FaultKind = Literal[
 class Fault:
     """One fault. `after_chunks` counts events with the role event as the first; None acts before the head.
 
-    `count` is how many requests it strikes (None: all), `path` the start of the paths it strikes.
+    `count` is how many requests it strikes (None: all), `path` the start of the paths it strikes. Without `probes` it
+    spares what a gateway asks by itself, at moments that no test knows: GETs, and answers of one token.
     `reset` closes with RST instead of FIN. `done` says whether an ended stream still says [DONE].
     """
 
@@ -34,6 +35,7 @@ class Fault:
     after_chunks: int | None = 0
     count: int | None = 1
     path: str = "/v1/"
+    probes: bool = False
     status: int = 500
     body: str | None = None
     content_type: str = "application/json"

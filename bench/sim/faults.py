@@ -27,12 +27,12 @@ class FaultBox:
     def clear(self) -> None:
         self._faults.clear()
 
-    def take(self, path: str, header: str | None) -> Fault | None:
+    def take(self, path: str, header: str | None, *, probe: bool) -> Fault | None:
         """The fault for a request to `path`; `header` (JSON) wins; a bad one raises ValueError or TypeError."""
         if header is not None:
             return Fault(**orjson.loads(header))
         for index, fault in enumerate(self._faults):
-            if path.startswith(fault.path):
+            if path.startswith(fault.path) and (fault.probes or not probe):
                 if fault.count is not None:
                     if fault.count <= 1:
                         del self._faults[index]

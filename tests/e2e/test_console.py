@@ -11,9 +11,10 @@ import aiohttp
 import pytest
 import pytest_asyncio
 import uvicorn
-from playwright.async_api import Browser, Page, async_playwright, expect
+from playwright.async_api import Browser, FilePayload, Page, async_playwright, expect
 
 from bench.engine_sim import EngineSim, Fault, SimConfig
+from bench.gateway_thread import settings_for
 from gateway.app import create_app
 from gateway.settings import Settings
 
@@ -60,7 +61,7 @@ async def engine() -> AsyncIterator[EngineSim]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def url(engine: EngineSim, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     folder = tmp_path_factory.mktemp("console")
-    settings = Settings(engine_url=engine.url, data_dir=folder / "data", cache_dir=folder / "cache")
+    settings = settings_for(folder, engine.url)
     async with serving(settings) as url:
         yield url
 
@@ -103,7 +104,9 @@ async def make_store(page: Page, name: str) -> None:
 
 
 async def add_files(page: Page, *files: tuple[str, bytes]) -> None:
-    payloads = [{"name": name, "mimeType": "text/markdown", "buffer": content} for name, content in files]
+    payloads: list[FilePayload] = [
+        {"name": name, "mimeType": "text/markdown", "buffer": content} for name, content in files
+    ]
     await page.locator("#upload").set_input_files(payloads)
 
 
@@ -225,9 +228,7 @@ async def test_the_page_fits_a_narrow_screen_in_both_schemes(browser: Browser, u
 
 async def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Browser, engine: EngineSim, tmp_path: Path) -> None:
     digest = hashlib.sha256(KEY.encode()).hexdigest()
-    settings = Settings(
-        engine_url=engine.url, data_dir=tmp_path / "data", cache_dir=tmp_path / "cache", api_keys=f"deck:{digest}"
-    )
+    settings = settings_for(tmp_path, engine.url, api_keys=f"deck:{digest}")
     async with serving(settings) as url:
         context = await browser.new_context()
         page = await context.new_page()

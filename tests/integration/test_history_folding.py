@@ -122,7 +122,7 @@ async def test_a5_in_200_turns_the_prefix_breaks_at_most_once_a_fold(
 ) -> None:
     async with chats_of(tmp_path, model_dir, fold=FoldSettings(mode, HIGH, LOW)) as chats:
         chat = chats.chat()
-        breaks, last, growth = 0, [], 0
+        breaks, last, growth = 0, list[int](), 0
         for text in questions(200):
             turn = await chat.say(text)
             ids = list(turn.prompt.token_ids or ())
@@ -218,7 +218,7 @@ async def test_an_engine_that_refuses_the_prewarm_leaves_the_old_form(tmp_path: 
         while True:
             # The answer to the user comes before: only what follows it in the background is struck.
             turn, said = await chat.ask(questions(1, len(chat.messages))[0])
-            chats.sim.set_fault(Fault("status", after_chunks=None, status=500))
+            chats.sim.set_fault(Fault("status", after_chunks=None, status=500, probes=True))
             await chats.settled()
             chats.sim.clear_faults()
             chat.messages += [

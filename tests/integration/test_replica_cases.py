@@ -285,7 +285,7 @@ async def test_metrics_tell_the_replicas_apart(tmp_path: Path) -> None:
 
 async def test_a_gateway_stops_in_time_with_a_replica_that_hangs_in_a_probe(tmp_path: Path) -> None:
     async with EngineSim(sim_config()) as one, EngineSim(sim_config()) as two:
-        two.set_fault(Fault("hang", after_chunks=None, path="/v1/", count=None))
+        two.set_fault(Fault("hang", after_chunks=None, path="/v1/", count=None, probes=True))
         settings = settings_for(tmp_path, f"{one.url},{two.url}", probe_interval_s=0.1)
         async with (
             run_gateway(settings) as gateway,

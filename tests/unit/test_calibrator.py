@@ -139,7 +139,7 @@ async def test_a_calibration_that_is_cut_off_by_the_gateways_end_leaves_nothing_
 async def test_an_engine_that_fails_in_the_middle_is_measured_when_it_is_well_again(tmp_path: Path) -> None:
     async with rig(tmp_path) as r:
         await r.generations(3)
-        r.sim.set_fault(Fault("status", after_chunks=None, status=503, count=2))
+        r.sim.set_fault(Fault("status", after_chunks=None, status=503, count=2, probes=True))
         assert (await r.calibrated()).source == "calibrated"
 
 

@@ -367,6 +367,22 @@ async def test_error_statuses_come_with_their_body_and_retry_after(http: aiohttp
         ]
 
 
+async def test_a_fault_spares_what_a_gateway_asks_by_itself_unless_it_says_so(http: aiohttp.ClientSession) -> None:
+    async def statuses(sim: EngineSim) -> list[int]:
+        async with http.get(f"{sim.url}/v1/models") as response:
+            seen = [response.status]
+        for body in (question(max_tokens=1), question(max_tokens=2)):
+            async with http.post(f"{sim.url}/v1/chat/completions", json=body) as response:
+                seen.append(response.status)
+        return seen
+
+    async with EngineSim(FAST) as sim:
+        sim.set_fault(Fault("status", status=500))
+        assert await statuses(sim) == [200, 200, 500]
+        sim.set_fault(Fault("status", status=500, count=2, probes=True))
+        assert await statuses(sim) == [500, 500, 200]
+
+
 async def test_an_error_event_ends_the_stream_without_a_finish(http: aiohttp.ClientSession) -> None:
     async with EngineSim(FAST) as sim:
         sim.set_fault(Fault("error_event", after_chunks=3))

@@ -47,7 +47,7 @@ async def test_an_engine_that_answers_is_known_when_the_start_is_over(tmp_path: 
 
 async def test_an_engine_that_takes_questions_and_is_silent_does_not_hold_up_the_start(tmp_path: Path) -> None:
     async with EngineSim(SimConfig()) as sim, EngineSession(LIMITS) as session:
-        sim.set_fault(Fault("hang", after_chunks=None, path="/v1/chat"))
+        sim.set_fault(Fault("hang", after_chunks=None, path="/v1/chat", probes=True))
         began = time.monotonic()
         async with Replicas(settings(sim.url, tmp_path), session, LIMITS, first_probe_s=0.2) as replicas:
             assert time.monotonic() - began < 2.0
@@ -106,13 +106,48 @@ async def test_a_full_queue_before_an_unknown_engine_does_not_invite_to_come_aga
 
 async def test_an_engine_whose_probes_were_cut_off_for_a_while_is_asked_again_later(tmp_path: Path) -> None:
     async with EngineSim(SimConfig()) as sim, EngineSession(LIMITS) as session:
-        sim.set_fault(Fault("cut", after_chunks=None, path="/v1/chat", count=8))
+        sim.set_fault(Fault("cut", after_chunks=None, path="/v1/chat", count=8, probes=True))
         known = asyncio.Event()
         async with Replicas(settings(sim.url, tmp_path), session, LIMITS) as replicas:
             replicas.on_change(lambda serving: known.set() if serving.facts.conclusive else None)
             async with asyncio.timeout(20):
                 await known.wait()
             assert replicas.serving.facts.token_ids_accepted
+
+
+async def test_a_process_that_answers_again_after_a_silence_is_not_asked_all_anew(tmp_path: Path) -> None:
+    async with (
+        EngineSim(SimConfig()) as sim,
+        EngineSession(LIMITS) as session,
+        Replicas(settings(sim.url, tmp_path), session, LIMITS) as replicas,
+    ):
+        replica = replicas.all[0]
+        before, asked = replica.facts, len(sim.generations)
+        assert before.conclusive
+        sim.set_fault(Fault("status", path="/v1/models", status=503, count=None, probes=True))
+        await replica.probe()
+        assert not replica.usable
+        sim.clear_faults()
+        await replica.probe()
+        assert replica.usable
+        assert replica.facts == before
+        assert len(sim.generations) == asked
+
+
+async def test_another_process_at_the_same_address_is_asked_all_anew(tmp_path: Path) -> None:
+    async with (
+        EngineSim(SimConfig()) as sim,
+        EngineSession(LIMITS) as session,
+        Replicas(settings(sim.url, tmp_path), session, LIMITS) as replicas,
+    ):
+        replica = replicas.all[0]
+        asked = len(sim.generations)
+        await sim.stop()
+        await replica.probe()
+        await sim.start()
+        await replica.probe()
+        assert replica.facts.conclusive
+        assert len(sim.generations) > asked
 
 
 async def test_an_engine_that_is_taken_off_the_list_finishes_what_it_has_and_gets_nothing_new(tmp_path: Path) -> None:
