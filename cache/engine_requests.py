@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Container
 from itertools import takewhile
+from operator import attrgetter
 
 from cache.block_queue import UNKNOWN, Block, BlockQueue
 from cache.decode_steps import DecodeSteps
@@ -46,9 +47,14 @@ class EngineRequests:
 
     def enter(self, lease: Lease) -> None:
         """A new one gets its blocks at once or in its turn; until then its cached tokens are foretold."""
-        lease.cached_tokens = self._expected_tokens(lease)
+        # One that is admitted at once, as most are, finds out by that.
+        foretold = bool(self.waiting) or (self.told_all and bool(self.running))
+        if foretold:
+            lease.cached_tokens = self._expected_tokens(lease, self.expected())
         self.waiting.append(lease)
         self._admit_waiting()
+        if not foretold and lease in self.waiting:
+            lease.cached_tokens = self._expected_tokens(lease, self.blocks.resident)
 
     def runs(self, lease: Lease) -> None:
         """The engine has shown that the request runs, and so did those before it."""
@@ -103,11 +109,11 @@ class EngineRequests:
         self.blocks.take(count)
         self.blocks.release([self.blocks.fill(UNKNOWN) for _ in range(count)], 0)
 
-    def _expected_tokens(self, lease: Lease) -> int:
+    def _expected_tokens(self, lease: Lease, held: Container[bytes]) -> int:
         if not self.reuses:
             return 0
         whole = max(0, lease.tokens - 1) // self.block_size
-        return sum(1 for _ in takewhile(self.expected().__contains__, lease.hashes[:whole])) * self.block_size
+        return len(list(takewhile(held.__contains__, lease.hashes[:whole]))) * self.block_size
 
     def _admit_waiting(self) -> None:
         """Those who find room, in turn; where events tell who runs, only what comes to an idle engine."""
@@ -123,14 +129,18 @@ class EngineRequests:
         hits = self._hits(lease)
         computed_tokens = max(lease.prompt_tokens, lease.tokens - 1) if with_what_is_free else lease.tokens
         missing = self._blocks_of(computed_tokens) - len(hits)
-        free = self.blocks.free - self.blocks.idle(hits)
+        idle = self.blocks.idle(hits)
+        free = self.blocks.free - idle
         if missing > free:
             if not with_what_is_free:
                 return False
             missing = free
         if lease.released is None:
             lease.cached_tokens = len(hits) * self.block_size
-            lease.released = tuple(0 if block.references else block.released for block in hits)
+            if idle == len(hits):
+                lease.released = tuple(map(attrgetter("released"), hits))
+            else:
+                lease.released = tuple(0 if block.references else block.released for block in hits)
         self.steps.begins(lease)
         self.blocks.use(hits)
         lease.blocks, lease.computed_tokens = hits, computed_tokens

@@ -95,7 +95,8 @@ def past_block(message: PastMessage, rendering: Rendering) -> Block:
     if message.context is None or rendering == "stripped":
         return Block(message.role, (Piece("turn", message.content),))
     pieces = user_pieces(message.context, message.content)
-    return Block(message.role, tuple(replace(piece, kind="turn") for piece in pieces))
+    # Made anew: `replace` takes eight times as long, and a long past has hundreds.
+    return Block(message.role, tuple([Piece("turn", piece.text, piece.token_ids, piece.label) for piece in pieces]))
 
 
 def blocks_of(instructions: str, plan: Plan) -> tuple[Block, ...]:

@@ -103,7 +103,9 @@ def decode_messages(raw: bytes) -> list[Message]:
 
 def _chunk(fields: list[Any]) -> PromptChunk:
     label, file_id, filename, title, relevance, body, text, form = fields
-    _check(*map(_is_text, (label, file_id, filename, title, body, text)), form in ("whole", "extract"))
+    # All at once: a long conversation has hundreds of chunks.
+    texts = {type(field) for field in (label, file_id, filename, title, body, text)}
+    _check(texts == {str}, form in ("whole", "extract"))
     rendered = RenderedChunk(label, text, ())
     return PromptChunk(label, file_id, filename, title, float(relevance), body, rendered, form)
 
