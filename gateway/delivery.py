@@ -44,8 +44,11 @@ class _Leaving:
         self.payload = turn_payload(turn, body)
         self._body = body
         self._companions = companions
+        whole = [chunk.label for chunk in turn.plan.chunks if chunk.form == "whole"]
+        self.waits_no_longer = companions.awaited(turn.context.cache_salt.encode(), whole)
 
     async def latest(self, replica: Replica) -> Work:
+        self.waits_no_longer()
         turn, salt = self.turn, self.turn.context.cache_salt
         if len(turn.plan.chunks) > 1:
             past = self._companions.of(salt.encode())
@@ -81,12 +84,16 @@ class Delivery:
 
         async def stream_from(replica: Replica, run: Run) -> EngineStream:
             nonlocal sent, since
+            leaving.waits_no_longer()
             sent, since = elapsed_ms(planned.context), self._breaks.now()
             return await begin(replica, leaving.payload)
 
-        replica, run, stream = await send(
-            self._replicas, planned.work, planned.context.cache_salt, stream_from, leaving.latest
-        )
+        try:
+            replica, run, stream = await send(
+                self._replicas, planned.work, planned.context.cache_salt, stream_from, leaving.latest
+            )
+        finally:
+            leaving.waits_no_longer()
         turn = leaving.turn
         run.first_token()
         first = elapsed_ms(turn.context)
@@ -119,13 +126,17 @@ class Delivery:
 
         async def complete(replica: Replica, run: Run) -> bytes:
             nonlocal sent, since
+            leaving.waits_no_longer()
             sent, since = elapsed_ms(planned.context), self._breaks.now()
             run.first_token_expected()
             return await replica.backend.complete(leaving.payload.to(replica.facts))
 
-        replica, run, raw = await send(
-            self._replicas, planned.work, planned.context.cache_salt, complete, leaving.latest
-        )
+        try:
+            replica, run, raw = await send(
+                self._replicas, planned.work, planned.context.cache_salt, complete, leaving.latest
+            )
+        finally:
+            leaving.waits_no_longer()
         turn = leaving.turn
         try:
             answer = whole_answer(raw)

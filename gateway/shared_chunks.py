@@ -1,7 +1,7 @@
 """Which chunks are asked for together, counted over the requests of all gateways."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from prompt_builder.companions import Companions, Together
 
@@ -24,6 +24,9 @@ class SharedCompanions(Companions):
 
     def heard(self, digest: bytes, chunks: Sequence[tuple[str, int]]) -> None:
         super().observe(digest, chunks)
+
+    def awaited(self, key: bytes, labels: Iterable[str]) -> Callable[[], None]:
+        return super().awaited(_digest(key), labels)
 
     def of(self, key: bytes) -> Together:
         return super().of(_digest(key))

@@ -1,8 +1,9 @@
 """Which chunks are asked for together: the last requests, kept by tenant and chunk."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from threading import Lock
 from typing import Protocol
 
@@ -11,6 +12,9 @@ MOST_REQUESTS = 16_384
 
 MOST_LATEST = 64
 """Of one chunk only so many of its latest requests count, so that a popular one costs no more than others."""
+
+AWAITED_REQUESTS = 300
+"""A request that waits for its turn is sure to come: it counts as so many that have come."""
 
 
 class Together(Protocol):
@@ -49,6 +53,8 @@ class Companions:
         self._ring: list[tuple[bytes, tuple[str, ...]]] = []
         self._latest: dict[tuple[bytes, str], list[int]] = {}
         self._next = 0
+        self._awaited: dict[tuple[bytes, str], set[int]] = {}
+        self._numbers = count()
         self._lock = Lock()
 
     def observe(self, key: bytes, chunks: Sequence[tuple[str, int]]) -> None:
@@ -70,6 +76,24 @@ class Companions:
                     del latest[: -self._most_latest]
             self._next += 1
 
+    def awaited(self, key: bytes, labels: Iterable[str]) -> Callable[[], None]:
+        """A request with these chunks waits for its turn. Call what is returned once it waits no longer."""
+        number = next(self._numbers)
+        places = [(key, label) for label in labels]
+        with self._lock:
+            for place in places:
+                self._awaited.setdefault(place, set()).add(number)
+
+        def over() -> None:
+            with self._lock:
+                for place in places:
+                    numbers = self._awaited.get(place, set())
+                    numbers.discard(number)
+                    if not numbers:
+                        self._awaited.pop(place, None)
+
+        return over
+
     def of(self, key: bytes) -> Together:
         """The past of one tenant, as it is whenever it is read."""
         return _Tenant(self, key)
@@ -77,12 +101,18 @@ class Companions:
     def together(self, key: bytes, labels: Sequence[str]) -> Mapping[int, int]:
         """See `Together`."""
         masks: dict[int, int] = {}
+        awaited: dict[int, int] = {}
         with self._lock:
             for place, label in enumerate(labels):
                 bit = 1 << place
                 for request in self._latest.get((key, label), ())[-self._most_latest :]:
                     masks[request] = masks.get(request, 0) | bit
-        return Counter(masks.values())
+                for number in self._awaited.get((key, label), ()):
+                    awaited[number] = awaited.get(number, 0) | bit
+        counts = Counter(masks.values())
+        for mask in awaited.values():
+            counts[mask] += AWAITED_REQUESTS
+        return counts
 
     @property
     def entries(self) -> int:

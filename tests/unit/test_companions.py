@@ -2,7 +2,8 @@
 
 import pytest
 
-from prompt_builder.companions import NOTHING_KNOWN, Companions
+from prompt_builder.companions import AWAITED_REQUESTS, NOTHING_KNOWN, Companions
+from prompt_builder.order import Piece, likely_order
 
 KEY, OTHER = b"tenant", b"other"
 
@@ -59,3 +60,21 @@ def test_memory_stops_growing() -> None:
 def test_sizes_must_be_positive(sizes: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="positive"):
         Companions(*sizes)
+
+
+def test_a_request_that_waits_counts_for_many_until_it_waits_no_longer() -> None:
+    companions = seen(Companions(), "ab")
+    over = companions.awaited(KEY, "bc")
+    assert companions.of(KEY).together("abc") == {0b011: 1, 0b110: AWAITED_REQUESTS}
+    assert companions.of(OTHER).together("abc") == {}
+    over()
+    over()
+    assert companions.of(KEY).together("abc") == {0b011: 1}
+
+
+def test_chunks_that_a_waiting_request_needs_too_stand_first() -> None:
+    companions = seen(Companions(), *["ab"] * 40)
+    pieces = [Piece(label, tuple(range(100)), 100) for label in "abcd"]
+    assert set(likely_order(pieces, (), companions.of(KEY))[:2]) == {0, 1}
+    companions.awaited(KEY, "cd")
+    assert set(likely_order(pieces, (), companions.of(KEY))[:2]) == {2, 3}
