@@ -43,11 +43,13 @@ class Calibrated:
         teach(learner, self.samples)
 
 
-Lesson = Prefilled | Decoded | Calibrated
-
-
-def taught(learner: SpeedLearner, lessons: Sequence[Lesson]) -> SpeedEstimate | None:
+def taught(
+    learner: SpeedLearner, requests: Sequence[Prefilled | Decoded], calibrated: Calibrated | None = None
+) -> SpeedEstimate | None:
     """What the learner knows after these. Takes milliseconds: not on the event loop."""
-    for lesson in lessons:
-        lesson.teach(learner)
+    with learner.at_once():
+        for lesson in requests:
+            lesson.teach(learner)
+    if calibrated is not None:
+        calibrated.teach(learner)
     return learner.estimate

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from gateway.backends.facts import EngineFacts
 from gateway.calibration_steps import Sample
-from gateway.lessons import Calibrated, Decoded, Lesson, Prefilled, taught
+from gateway.lessons import Calibrated, Decoded, Prefilled, taught
 from gateway.serving import Missing
 from gateway.settings import Settings
 from gateway.speed_file import SpeedFiles, SpeedKey, UnusableSpeed, key_of
@@ -21,6 +21,8 @@ log = logging.getLogger("headstart.speed")
 
 FOLDER = "latency"
 SAVE_EVERY_S = 60.0
+LEARN_AFTER_S = 0.5
+"""So long lessons gather once something is known: a fit for each would take the CPU from the next request."""
 MOST_WAITING = 1000
 """Lessons that wait for the learner; of more the oldest are dropped. A fit takes them all at once."""
 
@@ -30,9 +32,10 @@ Follower = Callable[[SpeedEstimate | None], None]
 class ReplicaSpeed:
     """What one replica's requests teach. Everything is called on the event loop and returns at once.
 
-    Learning takes milliseconds and runs on a thread, one step at a time: `estimate` follows a moment later. What is
-    known is written below `data_dir/latency` at most every `save_every_s` seconds and in the end, under what it
-    belongs to: engine, version, model, block size, and this machine.
+    Learning takes milliseconds and runs on a thread, one step at a time: `estimate` follows a moment later, and once
+    there is one after `learn_after_s`, with all that was said meanwhile. What is known is written below
+    `data_dir/latency` at most every `save_every_s` seconds and in the end, under what it belongs to: engine, version,
+    model, block size, and this machine.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class ReplicaSpeed:
         engine_url: str | None = None,
         machine: str | None = None,
         save_every_s: float = SAVE_EVERY_S,
+        learn_after_s: float = LEARN_AFTER_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._files = SpeedFiles(settings.data_dir / FOLDER)
@@ -49,6 +53,7 @@ class ReplicaSpeed:
         self._quantile = settings.safety_quantile
         self._machine = platform.node() if machine is None else machine
         self._save_every_s = save_every_s
+        self._learn_after_s = learn_after_s
         self._clock = clock
         self._learner = SpeedLearner(self._quantile)
         self._estimate: SpeedEstimate | None = None
@@ -64,6 +69,7 @@ class ReplicaSpeed:
         self._saved_s = clock()
         self._closing = False
         self._wake = asyncio.Event()
+        self._learning_due: asyncio.TimerHandle | None = None
         self._settled = asyncio.Event()
         self._uncalibrated = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -144,7 +150,9 @@ class ReplicaSpeed:
             self._turn_to_work()
 
     async def settled(self) -> None:
-        """Waits until all that was said so far has been learned."""
+        """Waits until all that was said so far has been learned, which is done at once."""
+        if self._lessons:
+            self._turn_to_work()
         await self._settled.wait()
 
     async def __aenter__(self) -> "ReplicaSpeed":
@@ -155,15 +163,21 @@ class ReplicaSpeed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closing = True
-        self._wake.set()
+        self._turn_to_work()
         if self._task is not None:
             await self._task
 
     def _learn_soon(self, lesson: Prefilled | Decoded) -> None:
         self._lessons.append(lesson)
-        self._turn_to_work()
+        if self._estimate is None:
+            self._turn_to_work()
+        elif self._learning_due is None:
+            self._learning_due = asyncio.get_running_loop().call_later(self._learn_after_s, self._turn_to_work)
 
     def _turn_to_work(self) -> None:
+        if self._learning_due is not None:
+            self._learning_due.cancel()
+            self._learning_due = None
         self._settled.clear()
         self._wake.set()
 
@@ -235,14 +249,12 @@ class ReplicaSpeed:
 
     async def _learn(self) -> None:
         calibrated, self._calibrated = self._calibrated, None
-        lessons: list[Lesson] = [*self._lessons]
+        lessons = tuple(self._lessons)
         self._lessons.clear()
-        if calibrated is not None:
-            lessons.append(calibrated)
-        if not lessons:
+        if not lessons and calibrated is None:
             return
         learner = self._learner
-        estimate = await asyncio.to_thread(taught, learner, lessons)
+        estimate = await asyncio.to_thread(taught, learner, lessons, calibrated)
         self._unsaved = True
         self._publish(estimate)
         if calibrated is not None:

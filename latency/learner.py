@@ -2,6 +2,8 @@
 
 import math
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 import numpy as np
@@ -54,6 +56,7 @@ class SpeedLearner:
         self._settling: deque[float] = deque(maxlen=SETTLED_AFTER)
         self._estimate: SpeedEstimate | None = None
         self._stale = False
+        self._together = self._refit_due = False
 
     @property
     def estimate(self) -> SpeedEstimate | None:
@@ -66,6 +69,21 @@ class SpeedLearner:
     def drifts(self) -> int:
         """How often the engine was found to have changed its speed."""
         return self._drifts
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """What is observed inside came together: one fit at the end serves all of it.
+
+        The errors are of the model that was known before, as it foretold these requests.
+        """
+        self._together = True
+        try:
+            yield
+        finally:
+            self._together = False
+            if self._refit_due:
+                self._refit()
+                self._stale = True
 
     def observe_prefill(self, uncached_tokens: int, cached_tokens: int, seconds: float, *, decoding: int = 0) -> None:
         """A prefill that ran alone but for `decoding` answers being decoded beside it.
@@ -154,7 +172,9 @@ class SpeedLearner:
                     return
         self._window.add(sample)
         if self._since_start < REFIT_ALWAYS_BELOW or self._observed % REFIT_EVERY == 0:
-            self._refit()
+            self._refit_due = True
+            if not self._together or self._model is None:
+                self._refit()
 
     def _take_beside(self, sample: PrefillSample, idle: PrefillModel) -> None:
         log_error = self._beside.observe(sample, idle)
@@ -174,6 +194,7 @@ class SpeedLearner:
         return test.add(log_error, spread, sample.number)
 
     def _refit(self) -> None:
+        self._refit_due = False
         samples = self._window.observations()
         if len(samples) == 0 or (self._anchor is None and not self._enough()):
             return

@@ -286,3 +286,21 @@ def test_a_prompt_that_is_wholly_cached_counts_the_token_that_is_always_computed
     serve(learner, 20, random.Random(20))
     learner.observe_prefill(0, 320, CPU_135M.predict_s(1, 320))
     assert known(learner).samples == 21
+
+
+def test_what_comes_together_is_fitted_once_and_judged_by_what_was_known_before() -> None:
+    learner = SpeedLearner()
+    for number, size in enumerate((40, 900, 200, 450, 120, 700) * 4):
+        learner.observe_prefill(size, 0, (0.9, 1.1)[number % 4 // 2] * CPU_135M.predict_s(size, 0))
+    before = learner.estimate
+    assert before is not None
+    with learner.at_once():
+        for size in (60, 300, 1000, 80, 500, 650, 90, 110):
+            learner.observe_prefill(size, 0, 1.15 * CPU_135M.predict_s(size, 0))
+        inside = learner.estimate
+    after = learner.estimate
+    assert inside is not None
+    assert after is not None
+    assert inside.prefill == before.prefill
+    assert after.prefill != before.prefill
+    assert after.factor > before.factor

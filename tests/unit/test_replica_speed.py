@@ -1,5 +1,6 @@
 """What a replica's requests teach, and what is kept of it from one run to the next."""
 
+import asyncio
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -224,3 +225,28 @@ async def test_a_lesson_that_makes_no_sense_does_not_end_the_learning(tmp_path: 
         await speed.settled()
         await serve(speed)
         assert speed.estimate is not None
+
+
+async def test_once_something_is_known_lessons_gather_until_they_are_asked_for(tmp_path: Path) -> None:
+    async with ReplicaSpeed(Settings(data_dir=tmp_path), machine="desk", learn_after_s=3600.0) as speed:
+        speed.facts_changed(FACTS)
+        await serve(speed)
+        before = speed.estimate
+        for uncached, cached in SIZES:
+            speed.observe(uncached, cached, CPU_135M.predict_s(uncached, cached))
+        await asyncio.sleep(0.05)
+        assert speed.estimate is before
+        await speed.settled()
+        assert before is not None
+        assert speed.estimate is not None
+        assert speed.estimate.samples == before.samples + len(SIZES)
+
+
+async def test_gathered_lessons_are_learned_without_being_asked_for(tmp_path: Path) -> None:
+    heard = asyncio.Event()
+    async with ReplicaSpeed(Settings(data_dir=tmp_path), machine="desk", learn_after_s=0.01) as speed:
+        speed.facts_changed(FACTS)
+        await serve(speed)
+        speed.on_change(lambda estimate: heard.set())
+        speed.observe(300, 0, CPU_135M.predict_s(300, 0))
+        await asyncio.wait_for(heard.wait(), 10)
