@@ -27,12 +27,17 @@ class HashMemo:
     def __len__(self) -> int:
         return len(self._runs)
 
-    def block_hashes(self, token_ids: Sequence[int], block_size: int, salt: str = "") -> tuple[bytes, ...]:
-        """As `cache.blocks.block_hashes`."""
+    def block_hashes(
+        self, token_ids: Sequence[int], block_size: int, salt: str = "", known: Sequence[bytes] = ()
+    ) -> tuple[bytes, ...]:
+        """As `cache.blocks.block_hashes`. `known` are the hashes of leading blocks, where they are at hand."""
         if block_size <= 0:
             raise ValueError(f"block_size must be positive, not {block_size}")
-        packed, stride = pack_ids(token_ids), ID_BYTES * block_size
-        parent, hashes = root_hash(block_size, salt), list[bytes]()
+        # Runs begin where they begin in any prompt: behind whole runs.
+        first = len(known) // RUN_BLOCKS * RUN_BLOCKS
+        packed, stride = pack_ids(token_ids[first * block_size :]), ID_BYTES * block_size
+        hashes = list(known[:first])
+        parent = hashes[-1] if hashes else root_hash(block_size, salt)
         end = len(packed) // stride * stride
         start = 0
         while end - start >= RUN_BLOCKS * stride:

@@ -11,7 +11,7 @@ from gateway.delivery import Delivery
 from gateway.messages import Conversation
 from gateway.models import Models
 from gateway.passthrough import Plain, pass_through
-from gateway.planning import plan_prompt, refuse_if_late, speed_on, within_total
+from gateway.planning import Ahead, look_ahead, plan_prompt, refuse_if_late, speed_on, within_total
 from gateway.prefix import PrefixBreaks
 from gateway.replicas import Replicas
 from gateway.resuming import Resumer
@@ -19,7 +19,6 @@ from gateway.turns import ChatDefaults, StreamedAnswer, Turn, WholeAnswer
 from gateway.volatile import Observed, SystemTexts, leading_system
 from gateway.wire import ChatRequest
 from prompt_builder.companions import Companions
-from prompt_builder.material import Material
 from prompt_builder.outlook import Clock
 from prompt_builder.types import Limits, PastMessage, Transcript
 from retrieval.retriever import Retriever
@@ -125,20 +124,21 @@ class Pipeline:
         began = time.monotonic()
         transcript = conversation.transcript
         searching = self._search(request, context, stores, transcript, top_k, budget)
-        material: Material | None = None
+        salt = context.cache_salt
+        ahead: Ahead | None = None
         if stores and _characters(transcript) > LONG_CHARACTERS:
             # The question's embedding takes as long as a look through all of the past.
-            ahead = asyncio.to_thread(serving.planner.ahead, transcript, limits)
-            candidates, material = await asyncio.gather(searching, ahead)
+            looking = asyncio.to_thread(look_ahead, serving, transcript, limits, salt)
+            candidates, ahead = await asyncio.gather(searching, looking)
         else:
             candidates = await searching
         retrieved = time.monotonic()
-        outlooks = self._replicas.outlooks(context.cache_salt)
+        opening = None if ahead is None or ahead.opening is None else ahead.opening.prompt
+        outlooks = self._replicas.outlooks(salt, opening)
         clock = Clock(budget.ttft_s, retrieved - context.started_s + self._own_s)
-        salt = context.cache_salt
         past = self._companions.of(salt.encode())
         plan, prompt = await asyncio.to_thread(
-            plan_prompt, serving, conversation, candidates, limits, salt, outlooks, clock, past, material
+            plan_prompt, serving, conversation, candidates, limits, salt, outlooks, clock, past, ahead
         )
         planned = time.monotonic()
         self._own_s += OWN_TIME_SHARE * (planned - retrieved - self._own_s)
@@ -206,10 +206,10 @@ def _has_passages(message: PastMessage) -> bool:
 
 
 def _characters(transcript: Transcript) -> int:
-    """Of the past and of what stands before its questions."""
+    """Of the system text, of the past and of what stands before its questions."""
     contexts = (message.context for message in transcript.past if message.context is not None)
     chunks = sum(len(chunk.rendered.text) for context in contexts for chunk in context.chunks)
-    return chunks + sum(len(message.content) for message in transcript.past)
+    return len(transcript.system) + chunks + sum(len(message.content) for message in transcript.past)
 
 
 def _previous_question(transcript: Transcript) -> str | None:

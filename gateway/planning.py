@@ -1,7 +1,7 @@
 """From a conversation and its candidates to a plan and its prompt; and what a budget makes of them."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gateway.answers import forecast_wire
 from gateway.budgets import BUSY, TOO_SMALL, TOTAL_FIELD, Budget
@@ -11,11 +11,31 @@ from gateway.routing import forecast_of
 from gateway.serving import Serving
 from gateway.turns import Turn, rendered_by
 from latency.speed import Forecast, SpeedEstimate
+from prompt_builder.builder import Opening
 from prompt_builder.companions import NOTHING_KNOWN, Together
 from prompt_builder.material import Material
 from prompt_builder.outlook import Clock, Outlook
-from prompt_builder.types import Dropped, Limits, Plan, Prompt, QuestionTooLong
+from prompt_builder.types import Dropped, Limits, Plan, Prompt, QuestionTooLong, Transcript
 from retrieval.types import Candidates
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What is known of a prompt before there are candidates: its transcript measured, and its past rendered."""
+
+    material: Material
+    opening: Opening | None
+
+
+def look_ahead(serving: Serving, transcript: Transcript, limits: Limits, salt: str) -> Ahead:
+    """For one plan of the transcript. Takes time with the length of the texts."""
+    planner = serving.planner
+    material = planner.ahead(transcript, limits)
+    front = planner.standing(material, transcript)
+    opening = serving.builder.opening(planner.begun(material, front), salt)
+    if opening is not None and opening.prompt.token_ids is not None:
+        material.take_joined(front, opening.prompt.token_ids)
+    return Ahead(material, opening)
 
 
 def plan_prompt(
@@ -27,12 +47,9 @@ def plan_prompt(
     outlooks: tuple[Outlook, ...],
     clock: Clock,
     past: Together = NOTHING_KNOWN,
-    material: Material | None = None,
+    ahead: Ahead | None = None,
 ) -> tuple[Plan, Prompt]:
-    """`material` is the transcript where it has been measured ahead.
-
-    Raises ApiError (400) for a question that the window cannot hold. Takes time with the length of the texts.
-    """
+    """Raises ApiError (400) for a question that the window cannot hold. Takes time with the length of the texts."""
     window = limits.window_tokens
     # Tools and messages that are not plain text: the planner does not see them, the engine computes them.
     aside = conversation.extra_tokens(serving.tokenizer)
@@ -40,6 +57,7 @@ def plan_prompt(
         limits = replace(limits, window_tokens=window - aside)
     if aside and (speed := outlooks[0].speed if outlooks else None) is not None:
         clock = replace(clock, spent_s=clock.spent_s + speed.prefill.per_token_s * aside)
+    material, opening = (None, None) if ahead is None else (ahead.material, ahead.opening)
     try:
         rendered = rendered_by(serving.renderer, candidates)
         plan = serving.planner.plan(conversation.transcript, rendered, limits, outlooks, clock, past, material)
@@ -51,7 +69,7 @@ def plan_prompt(
     reason = conversation.inexact_reason
     if reason is None and serving.facts.token_ids_accepted is not True:
         reason = "the engine does not take token ids in chat requests"
-    return plan, serving.builder.render(plan, salt, exact=reason is None, reason=reason)
+    return plan, serving.builder.render(plan, salt, exact=reason is None, reason=reason, opening=opening)
 
 
 def reordered(turn: Turn, outlook: Outlook, past: Together) -> Turn:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from cache.resident_prefix import ResidentPrefix, resident_path
 from latency.speed import Forecast
-from prompt_builder.choice import standing_texts
 from prompt_builder.drafts import Draft, Drafts
 from prompt_builder.extracts import Extracts
 from prompt_builder.forecast import Means
@@ -114,7 +113,7 @@ class Filling:
         if self._forms is None:
             chunks = [form.chunk for form in self.wholes]
             self._forms = self._extracts.forms(self._drafts.bare.question, chunks)
-        standing = standing_texts(front.past)
+        standing = self._drafts.material.chunks_standing(front)
         if not standing:
             return self._forms
         groups: list[tuple[Form, ...]] = []
@@ -144,7 +143,7 @@ class Filling:
 
     def _run(self, front: Front, means: Means, most_tokens: int, spaces: Sequence[_Space]) -> _Packed:
         """The longest run of whole chunks, most relevant first, that fits."""
-        standing = standing_texts(front.past)
+        standing = self._drafts.material.chunks_standing(front)
         new_tokens = [0 if form.chunk.label in standing else form.tokens for form in self.wholes]
         most_room = spaces[0].room + self._drafts.material.reference_line_tokens()
         for count in range(min(self.most_chunks, len(self.wholes)), 0, -1):
@@ -207,7 +206,7 @@ class Filling:
         start = means.prefix(front)
         spaces = [self._space(front, means, start, (), most_tokens)]
         if isinstance(start, ResidentPrefix):
-            standing = standing_texts(front.past)
+            standing = self._drafts.material.chunks_standing(front)
             pieces = [() if form.chunk.label in standing else form.chunk.rendered.token_ids for form in self.wholes]
             if self._drafts.layout.order == "reuse":
                 # Those that are held back for the last places continue nothing.

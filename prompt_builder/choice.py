@@ -1,6 +1,6 @@
 """Which candidates and which past turns a plan has to choose from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prompt_builder.types import Candidate, ChunkOrder, Dropped, PastMessage, PromptChunk
 
@@ -26,10 +26,12 @@ def distinct(items: Sequence[Candidate], top_k: int) -> tuple[list[PromptChunk],
 
 
 def against_standing(
-    wanted: Sequence[PromptChunk], past: Sequence[PastMessage]
+    wanted: Sequence[PromptChunk], standing: Mapping[str, Mapping[str, str]]
 ) -> tuple[list[PromptChunk], list[PromptChunk], list[Dropped]]:
-    """Chunks to send, chunks that stand in kept past turns, and those whose label means another chunk there."""
-    standing = standing_texts(past)
+    """Chunks to send, chunks that stand in kept past turns, and those whose label means another chunk there.
+
+    `standing` is what `standing_texts` tells of these turns.
+    """
     sent, referred, dropped = [], [], []
     for chunk in wanted:
         there = standing.get(chunk.label)

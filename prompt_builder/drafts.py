@@ -77,7 +77,9 @@ class Drafts:
         self, front: Front, forms: Sequence[Form], *, evidence: bool = False, first: Sequence[str] = ()
     ) -> Draft:
         """`first` are labels of chunks that come before the others, in that order."""
-        sent, referred, clashes = against_standing([form.chunk for form in forms], front.past)
+        sent, referred, clashes = against_standing(
+            [form.chunk for form in forms], self.material.chunks_standing(front)
+        )
         chunks = ordered(sent, self.layout.order, self.layout.pin_last, first)
         references = ordered(referred, self.layout.order)
         shown = {chunk.label for chunk in (*chunks, *references)}

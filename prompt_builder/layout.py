@@ -109,9 +109,13 @@ def blocks_of(instructions: str, plan: Plan) -> tuple[Block, ...]:
         past_block(message, "stripped" if place < plan.stripped else plan.rendering)
         for place, message in enumerate(plan.past)
     ]
+    return (*([system] if system else []), *past, question_block(plan))
+
+
+def question_block(plan: Plan) -> Block:
+    """The new user message, with what is put before its question."""
     context = TurnContext(plan.chunks, tuple(chunk.label for chunk in plan.references), plan.evidence, plan.facts)
-    question = Block("user", user_pieces(context, plan.question))
-    return (*([system] if system else []), *past, question)
+    return Block("user", user_pieces(context, plan.question))
 
 
 def for_template(blocks: Sequence[Block], template: ChatTemplate | None) -> tuple[Block, ...]:

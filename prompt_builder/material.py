@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from threading import Lock
 
-from prompt_builder.choice import flat, turns
+from prompt_builder.choice import flat, standing_texts, turns
 from prompt_builder.labels import REFERENCES_MARK
 from prompt_builder.layout import (
     UNKNOWN_SCAFFOLD_TOKENS,
@@ -146,6 +146,7 @@ class Material:
         self._contexts_before = list(accumulate(holds_context, initial=0))
         self._fronts: dict[tuple[int, int], Front] = {}
         self._joined: dict[int, tuple[Front, Ids]] = {}
+        self._standing: dict[int, dict[str, dict[str, str]]] = {}
         self._blocks: dict[int, tuple[Block, Measured, PastMessage]] = {}
         # With the heading that stands before a question with chunks.
         self.asked_tokens = self._pieces(
@@ -181,6 +182,17 @@ class Material:
             past, len(bare), cut, max(cut, stripped), parts, frame.pieces[-1] if frame.pieces else None, tokens
         )
 
+    def take_joined(self, front: Front, ids: Ids) -> None:
+        """The front's ids, where somebody has joined them: who knows their hashes knows them by this very tuple."""
+        self._joined[id(front)] = (front, ids)
+
+    def chunks_standing(self, front: Front) -> dict[str, dict[str, str]]:
+        """As `standing_texts` of the front's past; looked for once."""
+        known = self._standing.get(id(front))
+        if known is None:
+            known = self._standing[id(front)] = standing_texts(front.past)
+        return known
+
     def joined(self, front: Front) -> Ids:
         """The front's ids in one piece: these are packed and hashed much faster than many short ones."""
         known = self._joined.get(id(front))
@@ -194,7 +206,9 @@ class Material:
     @property
     def has_ids(self) -> bool:
         """Whether tokenizer and template are known, so that the prompt's ids are."""
-        return self.front(0, len(self.turns)).parts is not None
+        # Of the same roles whatever is stripped: any front of all turns tells.
+        known = next((front for (cut, _), front in self._fronts.items() if not cut), None)
+        return (known or self.front(0, len(self.turns))).parts is not None
 
     def leading_turns(self, messages: int) -> int:
         """How many turns the first so many messages behind the fold make up, whole ones only."""

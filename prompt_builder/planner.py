@@ -14,9 +14,9 @@ from prompt_builder.extracts import Extracts
 from prompt_builder.forecast import means_of
 from prompt_builder.layout import block_tokens, blocks_of, for_template, scaffold_tokens
 from prompt_builder.material import Frames, Front, Material
-from prompt_builder.outlook import Clock, Outlook
+from prompt_builder.outlook import Clock, Outlook, Prefix
 from prompt_builder.renderings import boundaries
-from prompt_builder.reorder import reordered
+from prompt_builder.reorder import cached_tokens, reordered
 from prompt_builder.request import Choice, Request
 from prompt_builder.shortlist import shortlist
 from prompt_builder.template import ChatTemplate
@@ -113,8 +113,20 @@ class Planner:
     def ahead(self, transcript: Transcript, limits: Limits) -> Material:
         """The transcript measured, as far as no candidates are needed for it: for one plan of it, in one thread."""
         material = self._material(transcript, limits)
-        material.joined(self._standing(material, transcript))
+        material.chunks_standing(self.standing(material, transcript))
         return material
+
+    def standing(self, material: Material, transcript: Transcript) -> Front:
+        """The past as the conversation's last prompt rendered it: what a replica may hold."""
+        count = len(material.turns)
+        if self._rendering == "auto":
+            count = material.leading_turns(transcript.stripped - transcript.folded)
+        return material.front(0, 0 if self._rendering == "kept" else count)
+
+    def begun(self, material: Material, front: Front) -> Plan:
+        """A plan of the front alone, as plans with it are: for the builder's `opening`."""
+        rendering: Rendering = "kept" if self._rendering == "kept" else front.rendering
+        return replace(material.bare, past=front.past, stripped=front.stripped, rendering=rendering)
 
     def alternatives(
         self,
@@ -146,6 +158,15 @@ class Planner:
         if layout.order != "reuse" or prompt.token_ids is None:
             return plan
         return reordered(plan, prompt, outlook.prefix, past, layout.pin_last)
+
+    def cached_tokens(self, plan: Plan, prompt: Prompt, limits: Limits, prefix: Prefix) -> int | None:
+        """What the plan would find of this empty prompt on a replica, ordered once more; None without ids."""
+        if prompt.token_ids is None:
+            return None
+        layout = self._layout_for(limits)
+        if layout.order != "reuse":
+            return prefix.extended(prompt.token_ids).cached_tokens()
+        return cached_tokens(plan, prompt, prefix, layout.pin_last)
 
     def tokens(self, plan: Plan) -> int:
         """Prompt tokens of a plan, as the builder will count them."""
@@ -181,7 +202,7 @@ class Planner:
             drafts=drafts,
             window=None if room is None else Window(drafts, rendering, room, self._tokenizer),
             room=room,
-            means=shortlist(means, self._standing(material, transcript), forms),
+            means=shortlist(means, self.standing(material, transcript), forms),
             held=outlooks[0].prefix if outlooks and material.has_ids else None,
             filling=Filling(drafts, self._extracts, whole_forms(ranked, self._tokenizer), limits.top_k),
             tokenizer=self._tokenizer,
@@ -212,13 +233,6 @@ class Planner:
             pin_last=own.pin_last if limits.pin_last is None else limits.pin_last,
             evidence_lines=own.evidence_lines if limits.evidence_lines is None else limits.evidence_lines,
         )
-
-    def _standing(self, material: Material, transcript: Transcript) -> Front:
-        """The past as the conversation's last prompt rendered it: what a replica may hold."""
-        count = len(material.turns)
-        if self._rendering == "auto":
-            count = material.leading_turns(transcript.stripped - transcript.folded)
-        return material.front(0, 0 if self._rendering == "kept" else count)
 
     def _fronts(self, request: Request) -> list[Front]:
         """The renderings of the whole past to choose from; the first one changes nothing."""
