@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from cache.prompt_tree import PromptTree
 from gateway.answer_ids import named_answer
 from gateway.answers import (
     annotations_wire,
@@ -44,8 +45,17 @@ class _Leaving:
         self.payload = turn_payload(turn, body)
         self._body = body
         self._companions = companions
+        self._tree: PromptTree | None = None
         whole = [chunk.label for chunk in turn.plan.chunks if chunk.form == "whole"]
         self.waits_no_longer = companions.awaited(turn.context.cache_salt.encode(), whole)
+
+    def cached_tokens(self, replica: Replica) -> int | None:
+        residency, turn = replica.residency, self.turn
+        if residency is None:
+            return None
+        prefix = residency.prefix(turn.context.cache_salt, self._tree)
+        self._tree = prefix.tree
+        return turn.serving.planner.cached_tokens(turn.plan, turn.prompt, turn.limits, prefix)
 
     async def latest(self, replica: Replica) -> Work:
         self.waits_no_longer()
@@ -90,7 +100,7 @@ class Delivery:
 
         try:
             replica, run, stream = await send(
-                self._replicas, planned.work, planned.context.cache_salt, stream_from, leaving.latest
+                self._replicas, planned.work, planned.context.cache_salt, stream_from, leaving
             )
         finally:
             leaving.waits_no_longer()
@@ -133,7 +143,7 @@ class Delivery:
 
         try:
             replica, run, raw = await send(
-                self._replicas, planned.work, planned.context.cache_salt, complete, leaving.latest
+                self._replicas, planned.work, planned.context.cache_salt, complete, leaving
             )
         finally:
             leaving.waits_no_longer()

@@ -14,8 +14,14 @@ from latency.speed import SpeedEstimate
 
 __all__ = ["Background", "Elsewhere", "Pacer", "Prefill", "QueueFull", "Ticket"]
 
+LOOKED_AT_AGAIN = 8
+"""So many of those that wait are asked, before each release, what they would compute by now."""
 _YIELD_STEP_S = 0.005
 _LEAST_DELAY_S = 0.0005
+
+
+Again = Callable[[], Prefill]
+"""A job as it would be if it were released now. Quick, and must not raise."""
 
 
 class QueueFull(Exception):
@@ -33,6 +39,12 @@ class Background:
     abandoned: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    turn: asyncio.Future[Ticket]
+    again: Again | None
+
+
 class Pacer:
     """Releases the prefills of one replica in turn. Everything but `wait_s` belongs to one event loop."""
 
@@ -44,7 +56,7 @@ class Pacer:
         self._clock = clock
         self._speed: SpeedEstimate | None = None
         self._queue: list[Queued] = []
-        self._waiters: dict[Queued, asyncio.Future[Ticket]] = {}
+        self._waiters: dict[int, _Waiter] = {}
         self._batches: list[Batch] = []
         self._decoding: set[Ticket] = set()
         self._numbers = 0
@@ -142,8 +154,11 @@ class Pacer:
 
     # a request's way
 
-    async def enter(self, job: Prefill) -> Ticket:
-        """Wait for the job's turn. Raises QueueFull at once; a cancelled waiter leaves no trace."""
+    async def enter(self, job: Prefill, again: Again | None = None) -> Ticket:
+        """Wait for the job's turn. Raises QueueFull at once; a cancelled waiter leaves no trace.
+
+        While it waits, `again` is asked what the job has become: others leave blocks in the engine's cache.
+        """
         if self._background is not None:
             self._background.abandoned.set()
         now_s = self._clock()
@@ -157,7 +172,7 @@ class Pacer:
         queued = _queued(job, now_s, self._numbers, self._speed)
         turn: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
         insort(self._queue, queued, key=_turn)
-        self._waiters[queued] = turn
+        self._waiters[queued.number] = _Waiter(turn, again)
         self._idle.clear()
         self._queue_changed()
         # Requests that come in the same moment are all in the queue before the first of them is chosen.
@@ -168,7 +183,7 @@ class Pacer:
             if turn.done() and not turn.cancelled():
                 turn.result().done()
             else:
-                self._leave(queued)
+                self._leave(queued.number)
             raise
 
     @asynccontextmanager
@@ -196,9 +211,9 @@ class Pacer:
             return 0.0
         return max(0.0, batches[0].end_s - now_s) + sum(batch.seconds for batch in batches[1:])
 
-    def _leave(self, queued: Queued) -> None:
-        if self._waiters.pop(queued, None) is not None:
-            self._queue.remove(queued)
+    def _leave(self, number: int) -> None:
+        if self._waiters.pop(number, None) is not None:
+            self._queue = [queued for queued in self._queue if queued.number != number]
             self._queue_changed()
             self._release_soon()
 
@@ -236,12 +251,18 @@ class Pacer:
         if self._turns.yields(min(queued.entered_s for queued in self._queue), now_s):
             self._release_at(_YIELD_STEP_S)
             return
+        if count < len(self._queue) and self._looked_again():
+            order = turn_order(self._queue, now_s + rest_s, self._passed_s)
+            count = released(order, self.in_flight_tokens, self.limit_tokens, is_due=is_due)
+            if not count:
+                self._release_at(self._recheck_s(now_s))
+                return
         tickets = []
         for queued in order[:count]:
             in_turn = queued is self._queue[0]
             self._passed_s = 0.0 if in_turn else self._passed_s + queued.job.seconds
             self._queue.remove(queued)
-            turn = self._waiters.pop(queued)
+            turn = self._waiters.pop(queued.number).turn
             if not turn.done():
                 ticket = Ticket(self._prefilled, queued.job, now_s - queued.entered_s, now_s)
                 tickets.append(ticket)
@@ -249,6 +270,18 @@ class Pacer:
         self._launch(tickets, now_s)
         self._queue_changed()
         self._release_soon()
+
+    def _looked_again(self) -> bool:
+        """Whether those whose turn is next are shorter or longer by now than they were when they came."""
+        changed = False
+        for queued in self._queue[:LOOKED_AT_AGAIN]:
+            again = self._waiters[queued.number].again
+            job = queued.job if again is None else again()
+            if job != queued.job:
+                self._queue.remove(queued)
+                insort(self._queue, _queued(job, queued.entered_s, queued.number, self._speed), key=_turn)
+                changed = True
+        return changed
 
     def _recheck_s(self, now_s: float) -> float:
         """Seconds until the next batch is due, if no first token comes before."""

@@ -4,7 +4,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
+from typing import Protocol
 
 import aiohttp
 
@@ -33,14 +35,22 @@ _STARTS_REMEMBERED = 4
 STALE_S = 0.05
 """A prompt that has waited for so long may find more in the engine's cache than when it was planned."""
 
-Latest = Callable[["Replica"], Awaitable[Work]]
-"""What a request asks of this replica now, the same in another form."""
 _SOURCES_LIMIT_S = 5.0
 
 SEVERAL_ENGINES = (
     "several engines answer at this address in turn, so that what one holds is of no use at the next: "
     "list each engine's own address in engine_url"
 )
+
+
+class Waiting(Protocol):
+    """A request that may find more on a replica than when it was planned."""
+
+    def cached_tokens(self, replica: "Replica") -> int | None:
+        """What it would find there now; None where that cannot be told. Quick, and must not raise."""
+
+    async def latest(self, replica: "Replica") -> Work:
+        """What it asks of this replica now, the same in another form."""
 
 
 class Replica:
@@ -125,23 +135,24 @@ class Replica:
         prefix = NothingHeld() if self.residency is None else self.residency.prefix(salt, tree)
         return Outlook(self.name, self.speed.estimate or speed, self.pacer.wait_s, prefix, self.pacer.decoding)
 
-    async def enter(self, work: Work, salt: str, latest: Latest | None = None, *, moved: bool = False) -> Run:
+    async def enter(self, work: Work, salt: str, waiting: Waiting | None = None, *, moved: bool = False) -> Run:
         """Waits for the request's turn to prefill. Raises QueueFull. Whoever got a run closes it.
 
-        A request that has waited, or has `moved` here from where it was planned, is asked for its `latest` form.
+        A request that has waited, or has `moved` here from where it was planned, is asked for its latest form.
         """
         # From now on, not only once it is released: a trial has the replica for itself, and who waits is waited for.
         trial = self.health.began()
         self._entered += 1
         self._idle.clear()
         try:
-            ticket = await self.pacer.enter(self._job(work))
+            again = None if waiting is None else partial(self._job_now, work, waiting)
+            ticket = await self.pacer.enter(self._job(work), again)
         except BaseException:
             self._gone(trial)
             raise
-        if latest is not None and (moved or ticket.waited_s >= STALE_S):
+        if waiting is not None and (moved or ticket.waited_s >= STALE_S):
             try:
-                work = replace(await latest(self), forecast=work.forecast)
+                work = replace(await waiting.latest(self), forecast=work.forecast)
             except BaseException:
                 ticket.done()
                 self._gone(trial)
@@ -175,6 +186,10 @@ class Replica:
         """A request found the engine gone. The next probe is made soon."""
         self.health.failed(error)
         self._say()
+        self.probe_soon()
+
+    def probe_soon(self) -> None:
+        """The engine may be another than it was."""
         self._probe_now.set()
 
     def _broke_off(self) -> None:
@@ -190,6 +205,13 @@ class Replica:
         if forecast is not None:
             return Prefill(forecast.uncached_tokens, forecast.cached_tokens, forecast.prefill_s, work.deadline_s)
         return Prefill(work.tokens, 0, 0.0 if speed is None else speed.predict_s(work.tokens), work.deadline_s)
+
+    def _job_now(self, work: Work, waiting: Waiting) -> Prefill:
+        cached, speed = waiting.cached_tokens(self), self.speed.estimate
+        if cached is None or speed is None:
+            return self._job(work)
+        uncached = work.tokens - cached
+        return Prefill(uncached, cached, speed.predict_s(uncached, cached), work.deadline_s)
 
     async def start(self) -> None:
         """Begins to probe, and waits for nothing."""

@@ -14,7 +14,7 @@ from gateway.budgets import QUEUE_FULL
 from gateway.endpoints import Endpoint, parse_endpoints
 from gateway.errors import ApiError, ErrorKind
 from gateway.pacing import QueueFull
-from gateway.replica import Latest, Replica
+from gateway.replica import Replica, Waiting
 from gateway.replica_facts import in_common
 from gateway.roster import Roster
 from gateway.routing import foreseen, least_ttft
@@ -138,12 +138,12 @@ class Replicas:
         return replace(forecast, queue_s=min(forecast.queue_s, wait_s))
 
     async def enter(
-        self, work: Work, salt: str, tried: Collection[str] = (), latest: Latest | None = None
+        self, work: Work, salt: str, tried: Collection[str] = (), waiting: Waiting | None = None
     ) -> tuple[Replica, Run]:
         """A replica that is not among `tried`, and the request's turn to prefill there.
 
         One that has been given up when the turn comes is left for another. Raises ApiError (503) when too many wait
-        at each already, or where all have been tried. Whoever got a run closes it, whatever happens. `latest` as of
+        at each already, or where all have been tried. Whoever got a run closes it, whatever happens. `waiting` as of
         `Replica.enter`.
         """
         passed = set(tried)
@@ -153,7 +153,7 @@ class Replicas:
             passed.add(replica.name)
             try:
                 moved = work.forecast is not None and work.forecast.replica != replica.name
-                run = await replica.enter(placed, salt, latest, moved=moved)
+                run = await replica.enter(placed, salt, waiting, moved=moved)
             except QueueFull as full:
                 if self.has_other(passed):
                     continue

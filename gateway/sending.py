@@ -5,10 +5,10 @@ from typing import TypeVar
 
 from gateway.backends.sse import split_events
 from gateway.backends.vllm import EngineStream
-from gateway.errors import ApiError
+from gateway.errors import ApiError, ErrorKind
 from gateway.payload import EngineRequest
 from gateway.relay import reported_error
-from gateway.replica import Latest, Replica
+from gateway.replica import Replica, Waiting
 from gateway.replicas import Replicas
 from gateway.runs import Run, Work
 
@@ -20,6 +20,7 @@ SILENT = "engine_silent"
 BUSY = "engine_busy"
 FAILED = "engine_failed"
 ERROR = "engine_error"
+REFUSED = "engine_refused"
 
 BROKEN = (CUT_OFF, FAILED, ERROR)
 MOST_BROKEN = 2
@@ -46,17 +47,17 @@ async def send(
     work: Work,
     salt: str,
     call: Callable[[Replica, Run], Awaitable[Answer]],
-    latest: Latest | None = None,
+    waiting: Waiting | None = None,
 ) -> tuple[Replica, Run, Answer]:
     """`call` sends the request and returns with its first bytes, or with a whole answer. Raises ApiError.
 
-    Until then nothing has reached the client, so a request whose engine is gone or at its limit goes to another
-    replica, once to each. Whoever got the run closes it.
+    Until then nothing has reached the client, so a request whose engine is gone, at its limit or without the model
+    goes to another replica, once to each. Whoever got the run closes it.
     """
     tried: set[str] = set()
     broken = 0
     while True:
-        replica, run = await replicas.enter(work, salt, tried, latest)
+        replica, run = await replicas.enter(work, salt, tried, waiting)
         try:
             answer = await call(replica, run)
         except ApiError as error:
@@ -65,9 +66,14 @@ async def send(
                 replica.failed(error.message)
             elif error.code in (FAILED, ERROR):
                 replica.health.faulted(error.message)
+            # The model was checked before: since the last probe the engine serves another one.
+            other_model = error.code == REFUSED and error.kind is ErrorKind.NOT_FOUND
+            if other_model:
+                replica.probe_soon()
             broken += error.code in BROKEN
             tried.add(replica.name)
-            again = error.code in (UNREACHABLE, BUSY) or (error.code in BROKEN and broken < MOST_BROKEN)
+            again = other_model or error.code in (UNREACHABLE, BUSY)
+            again |= error.code in BROKEN and broken < MOST_BROKEN
             if not again or not replicas.has_other(tried):
                 raise
             continue

@@ -83,6 +83,23 @@ def test_an_order_that_the_request_asked_for_stays() -> None:
     assert PLANNER.reordered(waiting, BUILDER.render(waiting), limits, outlook(residency)) is waiting
 
 
+def test_what_would_be_found_now_is_what_the_new_order_finds() -> None:
+    residency = Residency(16, 10_000)
+    waiting = planned("abc", residency)
+    prompt = BUILDER.render(waiting)
+
+    def found_now(limits: Limits = LIMITS) -> int | None:
+        return PLANNER.cached_tokens(waiting, prompt, limits, residency.prefix())
+
+    assert found_now() == 0
+    sent(residency, planned("cb", residency))
+    ordered = BUILDER.render(PLANNER.reordered(waiting, prompt, LIMITS, outlook(residency)))
+    assert found_now() == residency.prefix().extended(ordered.token_ids or ()).cached_tokens() > 0
+    as_it_is = residency.prefix().extended(prompt.token_ids or ()).cached_tokens()
+    assert found_now(replace(LIMITS, chunk_order="relevance_first")) == as_it_is
+    assert PLANNER.cached_tokens(waiting, BUILDER.render(waiting, exact=False), LIMITS, residency.prefix()) is None
+
+
 def test_a_prompt_that_the_engine_templates_stays_as_it_is() -> None:
     residency = Residency(16, 10_000)
     waiting = planned("abc", residency)

@@ -426,12 +426,16 @@ async def test_only_a_request_that_has_waited_is_asked_for_its_latest_form(tmp_p
     ):
         asked: list[str] = []
 
-        async def latest(replica: Replica) -> Work:
-            asked.append(replica.name)
-            return Work(4000, None, (), None, None)
+        class Shorter:
+            def cached_tokens(self, replica: Replica) -> int | None:
+                return 1000
 
-        _, first = await replicas.enter(Work(5000, None, (), None, None), "salt", latest=latest)
-        waiting = asyncio.create_task(replicas.enter(Work(5000, None, (), None, None), "salt", latest=latest))
+            async def latest(self, replica: Replica) -> Work:
+                asked.append(replica.name)
+                return Work(4000, None, (), None, None)
+
+        _, first = await replicas.enter(Work(5000, None, (), None, None), "salt", waiting=Shorter())
+        waiting = asyncio.create_task(replicas.enter(Work(5000, None, (), None, None), "salt", waiting=Shorter()))
         await asyncio.sleep(2 * STALE_S)
         assert asked == []
         first.first_token()
@@ -449,11 +453,15 @@ async def test_a_request_whose_latest_form_cannot_be_made_gives_its_place_back(t
         Replicas(settings(sim.url, tmp_path), session, LIMITS) as replicas,
     ):
 
-        async def latest(replica: Replica) -> Work:
-            raise ValueError(replica.name)
+        class Broken:
+            def cached_tokens(self, replica: Replica) -> int | None:
+                return None
+
+            async def latest(self, replica: Replica) -> Work:
+                raise ValueError(replica.name)
 
         _, first = await replicas.enter(Work(5000, None, (), None, None), "salt")
-        waiting = asyncio.create_task(replicas.enter(Work(5000, None, (), None, None), "salt", latest=latest))
+        waiting = asyncio.create_task(replicas.enter(Work(5000, None, (), None, None), "salt", waiting=Broken()))
         await asyncio.sleep(2 * STALE_S)
         first.first_token()
         first.close()
