@@ -73,6 +73,11 @@ class Reply:
         return found
 
     @property
+    def error_code(self) -> str | None:
+        """The code of that error; None where there is no error."""
+        return (self.error or {}).get("code")
+
+    @property
     def extension(self) -> dict[str, Any] | None:
         """The `headstart` object, wherever it travelled."""
         bodies = self.chunks if self.streamed else [self.body]

@@ -89,7 +89,8 @@ Uncaptured = Callable[[], AbstractContextManager[None]]
 @pytest.fixture(scope="session")
 def uncaptured(pytestconfig: pytest.Config) -> Uncaptured:
     """Shows what is printed inside it at once: a start of half a minute must not look like a hang."""
-    return pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled
+    shown: Uncaptured = pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled
+    return shown
 
 
 @pytest.fixture(scope="session")

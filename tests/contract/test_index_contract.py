@@ -14,7 +14,8 @@ NONE = np.zeros(0, dtype=np.int64)
 
 def unit(rows: int, seed: int, dimension: int = 16) -> np.ndarray:
     vectors = np.random.default_rng(seed).standard_normal((rows, dimension)).astype(np.float32)
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    scaled: np.ndarray = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return scaled
 
 
 def ids(first: int, count: int) -> np.ndarray:

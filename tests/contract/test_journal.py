@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 
 from cache.breaker import Breaker
 from cache.journal import Heard, Journal
+from tests.conftest import RedisServer
 
 
 class Ear:
@@ -23,12 +24,19 @@ class Ear:
     def data(self) -> list[bytes]:
         return [entry.data for entry in self.entries]
 
+    def has(self, entries: int) -> Callable[[], bool]:
+        return lambda: len(self.entries) == entries
+
 
 async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.005)
+
+
+def has_written(journal: Journal, entries: int) -> Callable[[], bool]:
+    return lambda: journal.counts.written == entries
 
 
 @pytest.fixture
@@ -74,7 +82,7 @@ async def test_an_entry_is_heard_within_milliseconds(redis_url: str, prefix: str
         for number in range(20):
             began_s = time.monotonic()
             one.append("a", str(number).encode())
-            await until(lambda wanted=number: len(ear.data) == wanted + 2)
+            await until(ear.has(number + 2))
             delays_s.append(time.monotonic() - began_s)
     assert sorted(delays_s)[10] < 0.1
 
@@ -87,9 +95,11 @@ async def test_a_stream_is_bounded_in_bytes_and_has_a_time_to_live(redis_url: st
             now_s[0] += 6.0
             for _ in range(10):
                 journal.append("a", bytes(5_000))
-            await until(lambda wanted=10 * (round_ + 1): journal.counts.written == wanted)
+            await until(has_written(journal, 10 * (round_ + 1)))
         await until(lambda: not journal._waiting)
-        assert await client.memory_usage(f"{prefix}a") < 170_000, "the bound, and what came since it was checked"
+        held = await client.memory_usage(f"{prefix}a")
+        assert held is not None
+        assert held < 170_000, "the bound, and what came since it was checked"
         assert 10 <= await client.xlen(f"{prefix}a") < 30
         assert 0 < await client.pttl(f"{prefix}a") <= 60_000
 
@@ -106,7 +116,7 @@ async def test_what_waits_is_bounded_and_the_oldest_is_dropped_and_counted(redis
 
 
 async def test_g2_a_lost_redis_is_counted_said_once_and_forgotten_when_it_returns(
-    redis_server: object, prefix: str, caplog: pytest.LogCaptureFixture
+    redis_server: RedisServer, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     ear = Ear()
     journal = Journal(redis_server.url, ear, prefix=prefix, breaker=Breaker(first_pause_s=0.5, longest_pause_s=0.5))

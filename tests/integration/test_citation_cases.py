@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, AsyncStream
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from bench.engine_sim import Answer, AnswerContext, EngineSim, SimConfig
 from bench.gateway_thread import RunningGateway, run_gateway, settings_for
 from bench.reply import Reply
+from tests.support.sdk import asking
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -94,24 +96,24 @@ async def test_c2_an_empty_store_gives_empty_lists(gateway: RunningGateway, stre
     assert reply.status == 200
     assert reply.annotations == []
     assert citations(reply) == []
+    assert reply.extension is not None
     assert reply.extension["plan"]["chunks"] == []
 
 
 async def sdk_answers(client: AsyncOpenAI, model: str, **fields: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """`headstart` of a streamed and of a whole answer, read with the official client alone."""
-    messages = [{"role": "user", "content": QUESTION}]
-    usage = {"include_usage": True}
-    stream = await client.chat.completions.create(
-        model=model, messages=messages, stream=True, stream_options=usage, **fields
+    messages = asking(QUESTION)
+    stream: AsyncStream[ChatCompletionChunk] = await client.chat.completions.create(
+        model=model, messages=messages, stream=True, stream_options={"include_usage": True}, **fields
     )
     chunks = [chunk async for chunk in stream]
-    extensions = [chunk.model_extra["headstart"] for chunk in chunks if "headstart" in (chunk.model_extra or {})]
+    extensions = [found["headstart"] for chunk in chunks if "headstart" in (found := chunk.model_extra or {})]
     assert len(extensions) == 1
     assert chunks[-1].usage is not None
     assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
-    whole = await client.chat.completions.create(model=model, messages=messages, **fields)
+    whole: ChatCompletion = await client.chat.completions.create(model=model, messages=messages, **fields)
     assert whole.choices[0].message.annotations is not None
-    return extensions[0], whole.model_extra["headstart"]
+    return extensions[0], (whole.model_extra or {})["headstart"]
 
 
 async def test_c3_the_official_sdk_reads_streams_with_all_extensions_on(gateway: RunningGateway, store: str) -> None:
@@ -128,10 +130,9 @@ async def test_c3_the_official_sdk_reads_streams_with_all_extensions_on(gateway:
 
 
 async def test_c3_the_sdks_own_stream_helper_accumulates_the_answer(gateway: RunningGateway, store: str) -> None:
-    messages = [{"role": "user", "content": QUESTION}]
     async with (
         gateway.client() as client,
-        client.chat.completions.stream(model=f"sim-model@{store}", messages=messages) as stream,
+        client.chat.completions.stream(model=f"sim-model@{store}", messages=asking(QUESTION)) as stream,
     ):
         final = await stream.get_final_completion()
     whole = await gateway.ask(f"sim-model@{store}", QUESTION)

@@ -9,6 +9,7 @@ import pytest_asyncio
 
 from bench.engine_sim import EngineSim, SimConfig
 from bench.gateway_thread import RunningGateway, run_gateway, settings_for
+from tests.support.sdk import asking
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -314,14 +315,14 @@ async def test_streamed_and_whole_answers_are_remembered_alike(
     async with kept.client() as client:
         if stream:
             events = await client.chat.completions.create(
-                model="sim-model", messages=[user(question)], stream=True, extra_body=extension
-            )  # type: ignore[call-overload]
+                model="sim-model", messages=asking(question), stream=True, extra_body=extension
+            )
             text = "".join([event.choices[0].delta.content or "" async for event in events if event.choices])
         else:
             answer = await client.chat.completions.create(
-                model="sim-model", messages=[user(question)], extra_body=extension
-            )  # type: ignore[call-overload]
-            text = answer.choices[0].message.content
+                model="sim-model", messages=asking(question), extra_body=extension
+            )
+            text = answer.choices[0].message.content or ""
     await ask(kept, [user(question), assistant(f"{text}\n"), user("And then?")])
     assert FERRY in sent(sim)[1]["content"]
 

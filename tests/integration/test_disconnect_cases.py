@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import aiohttp
@@ -14,6 +14,7 @@ import pytest_asyncio
 from bench.engine_sim import EngineSim, Fault, SimConfig
 from bench.gateway_thread import RunningGateway, run_gateway, settings_for
 from bench.reply import CHAT_PATH
+from tests.support.sdk import asking
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -69,7 +70,7 @@ def request(model: str, stream: bool, question: str = "Count.") -> dict[str, obj
     return {"model": model, "messages": [{"role": "user", "content": question}], "stream": stream}
 
 
-async def until(what: str, seen: object, timeout_s: float) -> None:
+async def until(what: str, seen: Callable[[], bool], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not seen():
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
@@ -134,8 +135,7 @@ async def test_d4_the_official_client_closing_its_stream_aborts_the_engine(
     aborts = len(sim.aborted)
     sim.set_fault(Fault("hang", path=CHAT, after_chunks=3))
     async with gateway.client() as client:
-        messages = [{"role": "user", "content": "Count."}]
-        stream = await client.chat.completions.create(model=model, messages=messages, stream=True)
+        stream = await client.chat.completions.create(model=model, messages=asking("Count."), stream=True)
         async for chunk in stream:
             if "two" in (chunk.choices[0].delta.content or ""):
                 break

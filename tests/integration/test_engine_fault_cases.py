@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 from email.utils import formatdate
+from typing import Any
 
 import openai
 import orjson
@@ -14,6 +15,7 @@ import pytest_asyncio
 from bench.engine_sim import EngineSim, Fault, SimConfig
 from bench.gateway_thread import RunningGateway, run_gateway, settings_for
 from bench.reply import Reply
+from tests.support.sdk import asking
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -70,7 +72,7 @@ def assert_ends_with_error(reply: Reply, code: str) -> None:
     assert reply.status == 200
     assert reply.complete, "the body must end in order, so that the client reads the error"
     assert_error_shape(reply.error)
-    assert reply.error["code"] == code
+    assert reply.error_code == code
     assert not reply.done
     assert reply.finish_reasons == []
 
@@ -104,8 +106,7 @@ async def test_d5_the_official_client_hears_of_the_break(gateway: RunningGateway
     sim.set_fault(Fault("cut", path=CHAT, after_chunks=4))
     text = ""
     async with gateway.client() as client:
-        messages = [{"role": "user", "content": "Count."}]
-        stream = await client.chat.completions.create(model=model, messages=messages, stream=True)
+        stream = await client.chat.completions.create(model=model, messages=asking("Count."), stream=True)
         with pytest.raises(openai.APIError, match="broke off"):  # noqa: PT012 - what came before the error counts too
             async for chunk in stream:
                 text += chunk.choices[0].delta.content or ""
@@ -120,7 +121,7 @@ async def test_d5_a_whole_answer_that_breaks_off_is_a_502(
     reply = await gateway.ask(model, "Count.")
     assert reply.status == 502
     assert_error_shape(reply.error)
-    assert reply.error["code"] == "engine_cut_off"
+    assert reply.error_code == "engine_cut_off"
 
 
 async def test_d5_a_stream_that_breaks_before_its_first_event_is_a_502_and_not_a_stream(
@@ -129,7 +130,7 @@ async def test_d5_a_stream_that_breaks_before_its_first_event_is_a_502_and_not_a
     sim.set_fault(Fault("cut", path=CHAT, after_chunks=0))
     reply = await gateway.ask(model, "Count.", stream=True)
     assert reply.status == 502
-    assert reply.error["code"] == "engine_cut_off"
+    assert reply.error_code == "engine_cut_off"
 
 
 async def test_d5_a_dead_engine_is_a_503_with_retry_after_and_serves_again_once_it_is_back(
@@ -219,6 +220,7 @@ async def test_d6_an_error_for_the_clients_own_mistake_keeps_the_engines_words(
     sim.set_fault(Fault("status", path=CHAT, status=400, body=body))
     reply = await gateway.ask(model, "Count.", stream=stream)
     assert reply.status == 400
+    assert reply.error is not None
     assert reply.error["message"] == error["message"]
     assert reply.error["param"] == "temperature"
 
@@ -235,7 +237,7 @@ async def test_d7b_a_second_request_is_refused_while_one_runs_and_the_refusal_co
     for _ in range(3):
         refused = await gateway.ask(model, "Count.")
         assert refused.status == 503
-        assert refused.error["code"] == "gateway_busy"
+        assert refused.error_code == "gateway_busy"
         assert int(refused.headers["retry-after"]) >= 1
     assert await gateway.metric(IN_FLIGHT) == 1
     running.cancel()
@@ -250,7 +252,7 @@ async def test_d7b_a_second_request_is_refused_while_one_runs_and_the_refusal_co
     [{"messages": []}, {"max_tokens": 0}, {"cache_salt": "mine"}, {"headstart": {"vector_store_ids": ["vs-no"]}}],
 )
 async def test_d7b_a_request_that_is_refused_returns_its_slot(
-    gateway: RunningGateway, fields: dict[str, object]
+    gateway: RunningGateway, fields: dict[str, Any]
 ) -> None:
     reply = await gateway.ask("sim-model", "Count.", **fields)
     assert reply.status in (400, 404)
@@ -271,7 +273,7 @@ async def test_d10_an_engine_that_does_not_accept_is_given_up_after_the_limit_fo
     finally:
         await sim.restart()
     assert reply.status == 503
-    assert reply.error["code"] == "engine_unreachable"
+    assert reply.error_code == "engine_unreachable"
     assert CONNECT_S * 0.9 <= took_s < FIRST_TOKEN_S
 
 
@@ -284,7 +286,7 @@ async def test_d10_an_engine_without_a_first_token_is_given_up_after_the_limit_f
     reply = await gateway.ask(model, "Count.", stream=True)
     took_s = time.monotonic() - began
     assert reply.status == 504
-    assert reply.error["code"] == "engine_silent"
+    assert reply.error_code == "engine_silent"
     assert FIRST_TOKEN_S * 0.9 <= took_s < FIRST_TOKEN_S + 1.5
     await sim.wait_until_idle(1.0)
 
@@ -336,7 +338,7 @@ async def test_d13_an_error_inside_the_stream_is_forwarded_and_nothing_follows_i
     sim.set_fault(Fault("error_event", path=CHAT, after_chunks=after_chunks, done=done, message=message))
     reply = await gateway.ask(model, "Count.", stream=True)
     assert_ends_with_error(reply, "engine_error")
-    assert message in reply.error["message"]
+    assert message in (reply.error or {})["message"]
     assert reply.text.split() == ["one", "two", "three"][: max(0, after_chunks - 1)]
 
 
@@ -347,14 +349,14 @@ async def test_d13_an_error_that_comes_instead_of_an_answer_is_one(
     reply = await gateway.ask(model, "Count.", stream=True)
     assert reply.status == 502
     assert_error_shape(reply.error)
-    assert reply.error["code"] == "engine_error"
-    assert "EngineCore encountered an issue." in reply.error["message"]
+    assert reply.error_code == "engine_error"
+    assert "EngineCore encountered an issue." in (reply.error or {})["message"]
 
 
 async def test_d13_the_official_client_raises_the_error(gateway: RunningGateway, sim: EngineSim, model: str) -> None:
     sim.set_fault(Fault("error_event", path=CHAT, after_chunks=4, message="EngineCore encountered an issue."))
     async with gateway.client() as client:
-        messages = [{"role": "user", "content": "Count."}]
+        messages = asking("Count.")
         with pytest.raises(openai.APIError, match="EngineCore encountered an issue"):
             async for _ in await client.chat.completions.create(model=model, messages=messages, stream=True):
                 pass

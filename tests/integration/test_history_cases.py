@@ -122,7 +122,7 @@ async def test_a5_200_turns_of_a_named_conversation_break_the_prefix_at_most_onc
 ) -> None:
     before = await folding.metric("headstart_folds")
     client = Client(folding, "a5", conversation="a5")
-    breaks, last, uncached = 0, [], []
+    breaks, last, uncached = 0, list[int](), list[int]()
     growth = 110
     for at in range(200):
         text = f"Turn {at}: what is said of berth {at * 7}?"

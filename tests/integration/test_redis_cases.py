@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.engine_sim import EngineSim, SimConfig
 from bench.gateway_thread import RunningGateway, run_gateway, settings_for
 from bench.reply import Reply
+from tests.conftest import RedisServer
 
 DEGRADED, DEGRADED_S = "headstart_store_degraded", "headstart_store_degraded_seconds"
 
@@ -22,7 +24,7 @@ async def sim() -> AsyncIterator[EngineSim]:
 async def ask_all(gateway: RunningGateway, store: str, turn: int) -> list[Reply]:
     """Pass-through and retrieval, streamed and whole, and one more turn of a kept conversation."""
     question = f"When does ferry number {turn} leave?"
-    kept = {"headstart": {"conversation": "talk", "vector_store_ids": [store]}}
+    kept: dict[str, Any] = {"headstart": {"conversation": "talk", "vector_store_ids": [store]}}
     return [
         await gateway.ask("sim-model", question),
         await gateway.ask("sim-model", question, stream=True),
@@ -42,7 +44,7 @@ def assert_all_answered(replies: list[Reply]) -> None:
 
 
 async def test_g2_every_request_is_answered_while_redis_stops_and_returns(
-    sim: EngineSim, redis_server: object, tmp_path: Path
+    sim: EngineSim, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     async with run_gateway(settings_for(tmp_path, sim.url, redis_url=redis_server.url)) as gateway:
         store = await gateway.make_store("harbour", {"ferry.txt": "The ferry to Pellen leaves at seven."})
@@ -81,11 +83,11 @@ async def test_g2_a_gateway_starts_and_answers_without_its_redis(
 
 
 async def test_g2_conversations_of_the_time_without_redis_go_on_in_memory(
-    sim: EngineSim, redis_server: object, tmp_path: Path
+    sim: EngineSim, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     async with run_gateway(settings_for(tmp_path, sim.url, redis_url=redis_server.url)) as gateway:
         await asyncio.to_thread(redis_server.stop)
-        kept = {"headstart": {"conversation": "talk"}}
+        kept: dict[str, Any] = {"headstart": {"conversation": "talk"}}
         await gateway.ask("sim-model", "My boat is called Wren.", **kept)
         await gateway.ask("sim-model", "What is it called?", **kept)
     sent = sim.generations[-1].body["messages"]

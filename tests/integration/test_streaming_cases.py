@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import pytest
@@ -11,7 +12,8 @@ import pytest_asyncio
 
 from bench.engine_sim import Answer, AnswerContext, EngineSim, Fault, SimConfig, ToolCall
 from bench.gateway_thread import RunningGateway
-from bench.reply import read_reply
+from bench.reply import Reply, read_reply
+from tests.support.sdk import asking
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -54,15 +56,14 @@ async def test_d1_line_separators_of_unicode_arrive_whole(
     speaker.answer = LINES
     assert (await gateway.ask(model, "Lines?", stream=stream)).text == LINES
     async with gateway.client() as client:
-        messages = [{"role": "user", "content": "Lines?"}]
+        messages = asking("Lines?")
         if stream:
-            chunks = [
-                c async for c in await client.chat.completions.create(model=model, messages=messages, stream=True)
-            ]
+            events = await client.chat.completions.create(model=model, messages=messages, stream=True)
+            chunks = [chunk async for chunk in events]
             text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
         else:
             answer = await client.chat.completions.create(model=model, messages=messages)
-            text = answer.choices[0].message.content
+            text = answer.choices[0].message.content or ""
     assert text == LINES
 
 
@@ -90,7 +91,7 @@ async def test_d2_letters_split_across_network_reads_stay_whole(
     ],
 )
 async def test_d3_a_usage_chunk_comes_only_where_the_client_asked(
-    gateway: RunningGateway, sim: EngineSim, model: str, options: dict[str, object], asked: bool
+    gateway: RunningGateway, sim: EngineSim, model: str, options: dict[str, Any], asked: bool
 ) -> None:
     reply = await gateway.ask(model, "Usage?", stream=True, **options)
     usages = [chunk for chunk in reply.chunks if chunk.get("usage") is not None]
@@ -150,7 +151,7 @@ async def test_d7_whole_answers_that_pass_through_are_the_engines_bytes(
     "fields", [{}, {"tools": TOOLS}, {"tools": TOOLS, "n": 2}], ids=["reasoning", "tools", "two"]
 )
 async def test_d7_tool_calls_and_reasoning_keep_every_delta_in_a_retrieval_request(
-    gateway: RunningGateway, sim: EngineSim, speaker: Speaker, store: str, fields: dict[str, object]
+    gateway: RunningGateway, sim: EngineSim, speaker: Speaker, store: str, fields: dict[str, Any]
 ) -> None:
     calls = (ToolCall("tide", '{"at": "Pellen"}'), ToolCall("wind", "{}")) if fields else ()
     speaker.answer = Answer("It is high.", "Let me look at the tide.", calls)
@@ -159,7 +160,7 @@ async def test_d7_tool_calls_and_reasoning_keep_every_delta_in_a_retrieval_reque
         body = {"model": "sim-model", "messages": [{"role": "user", "content": "Tide?"}], "stream": True, **fields}
         engines = await read_reply(straight, body)
 
-    def deltas(reply: object, index: int) -> list[dict[str, object]]:
+    def deltas(reply: Reply, index: int) -> list[dict[str, object]]:
         choices = [choice for chunk in reply.chunks for choice in chunk["choices"] if choice["index"] == index]
         return [{name: v for name, v in choice["delta"].items() if name != "annotations"} for choice in choices]
 

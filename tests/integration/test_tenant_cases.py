@@ -15,6 +15,7 @@ import openai
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionMessageParam
 
 from bench.engine_sim import EngineSim, SimConfig
 from bench.gateway_thread import RunningGateway, run_gateway, settings_for
@@ -187,10 +188,16 @@ async def test_f3_f4_a_resent_history_is_known_to_its_tenant_and_user_alone(
 ) -> None:
     system = {"role": "system", "content": "Be brief."}
     asked = {"role": "user", "content": "Which word opens the vault?"}
-    body = {"model": "sim-model", "user": "u1", "messages": [system, asked]}
+    messages: list[ChatCompletionMessageParam] = [
+        {"role": "system", "content": system["content"]},
+        {"role": "user", "content": asked["content"]},
+    ]
     async with shared.client(A) as client:
         answer = await client.chat.completions.create(
-            **body, extra_body={"headstart": {"vector_store_ids": [alders.store]}}
+            model="sim-model",
+            user="u1",
+            messages=messages,
+            extra_body={"headstart": {"vector_store_ids": [alders.store]}},
         )
     said = {"role": "assistant", "content": answer.choices[0].message.content}
     history = [system, asked, said, {"role": "user", "content": "Say it again."}]
@@ -238,7 +245,7 @@ async def test_f5_the_same_prompt_of_two_tenants_shares_no_cache(shared: Running
     cached = []
     for key in (A, A, B, B):
         await call(shared, key, "POST", "/v1/chat/completions", long)
-        cached.append(sim.generations[-1].cached_tokens)
+        cached.append(sim.generations[-1].cached_tokens or 0)
     assert cached[0] == 0
     assert cached[1] > 0
     assert cached[2] == 0

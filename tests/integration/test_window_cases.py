@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from pydantic import BaseModel
 
 from bench.engine_sim import EngineSim, SimConfig
 from bench.gateway_thread import RunningGateway, run_gateway, settings_for
+from tests.support.sdk import asking
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -332,18 +334,17 @@ async def test_a10_cached_tokens_that_the_engine_does_not_tell_are_null_not_0(
     async with gateway_before(engine(None, prompt_tokens_details=False), tmp_path) as (gateway, _):
         extension = {"vector_store_ids": [await gateway.make_store("a10", library(2))]} if retrieval else None
         async with gateway.client() as client:
-            asked = {"model": "sim-model", "messages": [user("Who checks the ferry0?")]}
+            messages, added = asking("Who checks the ferry0?"), {"headstart": extension} if extension else {}
+            told: BaseModel
             if stream:
                 chunks = await client.chat.completions.create(
-                    **asked, stream=True, extra_body={"headstart": extension} if extension else {}
+                    model="sim-model", messages=messages, stream=True, extra_body=added
                 )
                 told = [chunk async for chunk in chunks][-1]
             else:
-                told = await client.chat.completions.create(
-                    **asked, extra_body={"headstart": extension} if extension else {}
-                )
+                told = await client.chat.completions.create(model="sim-model", messages=messages, extra_body=added)
         if extension:
-            timings = told.headstart["timings"]
+            timings = (told.model_extra or {})["headstart"]["timings"]
             assert timings["cached_tokens"] is None
             assert timings["uncached_tokens"] is None
             assert timings["prompt_tokens"] > 0

@@ -25,8 +25,10 @@ STEPS = st.lists(st.tuples(st.lists(TEXT, max_size=4), st.sets(st.integers(1, 20
 
 @given(steps=STEPS, question=TEXT)
 @settings(max_examples=60, deadline=None)
-def test_an_index_grown_in_steps_ranks_as_one_built_at_once(steps, question) -> None:
-    grown, live, next_row = LexicalIndex.empty(), {}, 1
+def test_an_index_grown_in_steps_ranks_as_one_built_at_once(
+    steps: list[tuple[list[str], set[int]]], question: str
+) -> None:
+    grown, live, next_row = LexicalIndex.empty(), dict[int, str](), 1
     for added, removed in steps:
         rows = list(enumerate(added, start=next_row))
         next_row += len(added)
@@ -47,7 +49,7 @@ def test_an_index_grown_in_steps_ranks_as_one_built_at_once(steps, question) -> 
     k=st.integers(1, 10),
 )
 @settings(max_examples=60, deadline=None)
-def test_flat_and_brute_force_give_equal_scores(rows, query, k) -> None:
+def test_flat_and_brute_force_give_equal_scores(rows: list[list[int]], query: list[int], k: int) -> None:
     vectors, vector = np.array(rows, dtype=np.float32), np.array(query, dtype=np.float32)
     row_ids = np.arange(1, len(rows) + 1, dtype=np.int64)
     flat = FlatIndex.empty(3).changed(row_ids, vectors, NONE).search(vector, k)
@@ -56,14 +58,14 @@ def test_flat_and_brute_force_give_equal_scores(rows, query, k) -> None:
 
 
 @given(text=st.text(max_size=200))
-def test_words_of_any_text_are_not_empty_and_stable(text) -> None:
+def test_words_of_any_text_are_not_empty_and_stable(text: str) -> None:
     found = words(text)
     assert all(found)
     assert words(text) == found
 
 
 @given(scores=st.lists(st.floats(-2, 3), max_size=20).map(lambda found: sorted(found, reverse=True)))
-def test_relevance_keeps_the_order_of_the_scores(scores) -> None:
+def test_relevance_keeps_the_order_of_the_scores(scores: list[float]) -> None:
     relevances = FITTED.relevances(scores)
     assert all(first >= second for first, second in pairwise(relevances))
     assert all(0 <= relevance <= 1 for relevance in relevances)
@@ -77,7 +79,9 @@ def test_relevance_keeps_the_order_of_the_scores(scores) -> None:
     deviation=st.floats(0.01, 0.5),
     rows=st.integers(1, 1_000_000),
 )
-def test_a_higher_cosine_at_an_equal_share_never_scores_lower(share, low, rise, mean, deviation, rows) -> None:
+def test_a_higher_cosine_at_an_equal_share_never_scores_lower(
+    share: float, low: float, rise: float, mean: float, deviation: float, rows: int
+) -> None:
     shares, cosines = np.array([share, share]), np.array([low, min(1.0, low + rise)])
     first, second = DEFAULT_FUSION.scores(shares, cosines, Crowd(mean, deviation, rows))
     assert second >= first - 1e-12
@@ -86,7 +90,11 @@ def test_a_higher_cosine_at_an_equal_share_never_scores_lower(share, low, rise, 
 @given(cut=st.integers(0, 400), flip=st.integers(0, 10_000))
 @settings(max_examples=80, deadline=None)
 def test_e8_no_damaged_snapshot_is_taken_for_a_whole_one(cut: int, flip: int) -> None:
-    arrays = {"rows": np.arange(20, dtype=np.int64), "vectors": np.ones((4, 3), np.float32), "none": NONE}
+    arrays: dict[str, np.ndarray] = {
+        "rows": np.arange(20, dtype=np.int64),
+        "vectors": np.ones((4, 3), np.float32),
+        "none": NONE,
+    }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "snapshot.bin"
         write_snapshot(path, Snapshot("vs_1", "flat", 7, arrays))

@@ -1,3 +1,4 @@
+import argparse
 import io
 import json
 from pathlib import Path
@@ -65,10 +66,10 @@ def test_a_bench_as_a_command_gives_its_own_status_and_what_it_adds_to_the_optio
     def run(options: Options) -> int:
         return 7 if options.quick and options.extra.week == 2 else 8
 
-    status = bench_command(
-        "demo", None, run, lambda parser: parser.add_argument("--week", type=int), ["--quick", "--week", "2"]
-    )
-    assert status == 7
+    def extend(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--week", type=int)
+
+    assert bench_command("demo", None, run, extend, ["--quick", "--week", "2"]) == 7
 
 
 def test_a_bench_that_cannot_run_says_why_and_has_missed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

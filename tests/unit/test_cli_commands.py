@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from gateway.cli.ask import budget_line
 from gateway.cli.files import find_documents
@@ -179,8 +178,10 @@ class Gateway:
             return web.json_response({"error": {"message": "The engine is not there."}}, status=503)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        events = [{"choices": [{"delta": {"content": piece}, "finish_reason": None}]} for piece in ANSWER]
-        last = {"choices": [{"delta": {}, "finish_reason": "stop"}], "headstart": EXTENSION}
+        events: list[dict[str, Any]] = [
+            {"choices": [{"delta": {"content": piece}, "finish_reason": None}]} for piece in ANSWER
+        ]
+        last: dict[str, Any] = {"choices": [{"delta": {}, "finish_reason": "stop"}], "headstart": EXTENSION}
         if self.stream == "error":
             last = {"error": {"message": "The engine ended."}}
         events += [] if self.stream == "cut" else [last]

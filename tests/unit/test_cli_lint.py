@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from gateway.cli.lint_log import LoggedRequest, Malformed, Said, logged_requests, read_line
 from gateway.cli.lint_prefix import CURES, Linter

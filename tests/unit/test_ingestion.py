@@ -178,16 +178,16 @@ async def test_deleting_during_ingestion_is_no_error_and_nothing_answers(
     async with Ingestor(database, embedder, WordRenderer()) as ingestor:
         file_id = database.files.create(TENANT, "a.txt", b"Doomed text.").id
         database.store_files.attach(TENANT, store.id, file_id)
-        delete = {
+        deletions: dict[str, Callable[[], object]] = {
             "file": lambda: database.files.delete(TENANT, file_id),
             "store": lambda: database.stores.delete(TENANT, store.id),
             "detach": lambda: database.store_files.detach(TENANT, store.id, file_id),
             "cancel": lambda: database.store_files.cancel(TENANT, store.id, file_id),
-        }[what]
+        }
 
         def delete_once() -> None:
             embedder.before = None
-            delete()
+            deletions[what]()
 
         embedder.before = delete_once
         ingestor.enqueue(TENANT, store.id, file_id)

@@ -13,6 +13,7 @@ from prompt_builder.planner import TURNS_PER_CUT, Planner
 from prompt_builder.template import ChatTemplate
 from prompt_builder.tokenizer import EstimateTokenizer
 from prompt_builder.types import (
+    ChunkOrder,
     Limits,
     Message,
     PastMessage,
@@ -125,7 +126,7 @@ def test_a4_shuffled_candidates_give_the_same_prompt() -> None:
 
 
 @pytest.mark.parametrize("order", ["relevance_last", "relevance_first", "label"])
-def test_chunks_stand_in_the_order_that_is_set(order: str) -> None:
+def test_chunks_stand_in_the_order_that_is_set(order: ChunkOrder) -> None:
     plan = Planner(TOKENIZER, TEMPLATE, "", chunk_order=order, evidence_lines=0).plan(
         Transcript("", (), "q"), found(4), limits(None)
     )
@@ -268,7 +269,7 @@ def test_turns_leave_in_steps_so_that_the_next_prompts_keep_their_front() -> Non
 
 def test_references_die_with_the_turn_that_held_their_chunk() -> None:
     first = planner("kept").plan(Transcript("", (), "ferry?"), found(1, 400), limits(None))
-    past = turn_with(first)
+    past: tuple[PastMessage, ...] = turn_with(first)
     for place in range(6):
         plan = planner("kept").plan(Transcript("", past, f"more {place}?"), found(1, 400), limits(None))
         past = (*past, *turn_with(plan, "y" * 60))

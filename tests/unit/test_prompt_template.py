@@ -4,10 +4,12 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from prompt_builder.template import ChatTemplate, NoTemplate, TemplateRefused
+from prompt_builder.types import Role
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -139,7 +141,7 @@ def test_what_transformers_offers_templates_is_there() -> None:
 
 
 def test_a_model_folder_is_read_in_both_of_its_forms(tmp_path: Path) -> None:
-    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": MISTRAL}
+    config: dict[str, Any] = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": MISTRAL}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     assert ChatTemplate.load(tmp_path).scaffold(("user",)) == ("<s>[INST] ", " [/INST]")
     config["chat_template"] = [{"name": "tools", "template": "x"}, {"name": "default", "template": GEMMA}]
@@ -158,7 +160,7 @@ def test_a_folder_without_a_usable_template_is_an_error_of_its_own(tmp_path: Pat
 
 
 def test_the_longest_history_that_is_taken_is_cut_in_linear_time() -> None:
-    roles = ("user", "assistant") * 9_999 + ("user",)
+    roles: tuple[Role, ...] = ("user", "assistant") * 9_999 + ("user",)
     began = time.perf_counter()
     pieces = ChatTemplate(CHATML).scaffold(roles)
     assert time.perf_counter() - began < 2.0

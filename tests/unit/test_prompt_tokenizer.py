@@ -36,7 +36,12 @@ PRE_TOKENIZERS = {
 }
 
 
-def train(folder: Path, pre_tokenizer: object, alphabet: bool = True, normalizer: object | None = None) -> Path:
+def train(
+    folder: Path,
+    pre_tokenizer: pre_tokenizers.PreTokenizer,
+    alphabet: bool = True,
+    normalizer: normalizers.Normalizer | None = None,
+) -> Path:
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizer
     if normalizer is not None:
@@ -89,7 +94,7 @@ def test_bytes_that_the_vocabulary_lacks_are_left_out_as_in_the_library(tmp_path
     "normalizer", [normalizers.Lowercase(), normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])]
 )
 def test_a_tokenizer_that_tiktoken_cannot_express_falls_back_to_the_library(
-    normalizer: object, tmp_path: Path
+    normalizer: normalizers.Normalizer, tmp_path: Path
 ) -> None:
     folder = train(tmp_path, PRE_TOKENIZERS["gpt2"], normalizer=normalizer)
     tokenizer = load_tokenizer(folder)
@@ -108,7 +113,7 @@ def test_unequal_ranks_fall_back_to_the_library(tmp_path: Path) -> None:
 @pytest.mark.parametrize("normalizer", [None, normalizers.NFKC()], ids=["tiktoken", "tokenizers"])
 @pytest.mark.parametrize("control", [*CONTROL, "<tool_call>"])
 def test_b7_a_control_token_in_content_is_ordinary_text(
-    control: str, normalizer: object | None, tmp_path: Path
+    control: str, normalizer: normalizers.Normalizer | None, tmp_path: Path
 ) -> None:
     folder = train(tmp_path, PRE_TOKENIZERS["gpt2"], normalizer=normalizer)
     tokenizer = load_tokenizer(folder)

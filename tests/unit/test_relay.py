@@ -1,18 +1,19 @@
 """What of the engine's events reaches the client, read by read."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import orjson
 import pytest
 
 from gateway.backends.sse import DONE
+from gateway.backends.vllm import EngineStream
 from gateway.errors import ApiError
 from gateway.relay import relay_completed, relay_unchanged
 from gateway.timings import EngineUsage
 
 
-class Reads:
+class Reads(EngineStream):
     """A stream whose network reads are given; each holds whole events, as the engine's client makes them."""
 
     def __init__(self, *reads: bytes) -> None:
@@ -97,10 +98,11 @@ async def test_d13_engines_report_errors_in_several_shapes(failed: bytes) -> Non
 
 
 async def test_d5_a_client_that_leaves_closes_the_reads_at_once() -> None:
-    for relay in (
+    relays: list[Callable[[Reads], AsyncGenerator[bytes]]] = [
         lambda stream: relay_unchanged(stream, False, lambda usage: None),
         lambda stream: relay_completed(stream, False, Finish()),
-    ):
+    ]
+    for relay in relays:
         stream = Reads(said("a"), said("b"), DONE)
         relayed = relay(stream)
         await anext(relayed)

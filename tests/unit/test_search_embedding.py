@@ -5,6 +5,7 @@ import statistics
 import time
 import unicodedata
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,7 +108,7 @@ async def test_f1_a_query_does_not_wait_for_a_file_that_is_embedded(embedder: Se
     assert statistics.median(waits) < (time.perf_counter() - began) / 6
 
 
-async def test_a_model_that_is_not_there_is_named(tmp_path) -> None:
+async def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     embedder = SentenceEmbedder(str(tmp_path))
     with pytest.raises(ModelUnavailable, match="cannot be loaded"):
         await embedder.start()

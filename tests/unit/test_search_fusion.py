@@ -94,7 +94,7 @@ def test_texts_without_words_are_no_reason_to_fail() -> None:
     assert duplicates(["!", "?", ""]) == {2}
 
 
-ATTRIBUTES = {"year": 2024, "lang": "vi", "draft": False, "score": 0.5}
+ATTRIBUTES: dict[str, str | int | float | bool] = {"year": 2024, "lang": "vi", "draft": False, "score": 0.5}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from retrieval.chunk_rows import text_sha256
 from retrieval.database import Database
 from retrieval.embedding import QueryEmbedding
-from retrieval.index import Indexes
+from retrieval.index import Indexes, IndexKind
 from retrieval.records import NewChunk
 from retrieval.retriever import QUERY_CHARACTERS, Retriever, blend
 from retrieval.snapshots import read_snapshot, write_snapshot
@@ -213,7 +213,11 @@ def take_anothers(path: Path) -> None:
 @pytest.mark.parametrize("harm", [truncate, flip_a_bit, replace_by_text, empty, take_anothers])
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
 async def test_e8_a_snapshot_that_cannot_be_trusted_is_rebuilt_and_said_once(
-    database: Database, tmp_path: Path, harm, kind, caplog: pytest.LogCaptureFixture
+    database: Database,
+    tmp_path: Path,
+    harm: Callable[[Path], None],
+    kind: IndexKind,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = database.stores.create("t").id
     ingest(database, store, "a.txt", "the ferry leaves at nine", "mind the gap")

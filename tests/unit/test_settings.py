@@ -104,4 +104,4 @@ def test_an_engine_url_may_have_a_path(url: str) -> None:
 
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValidationError):
-        load_settings().port = 1
+        load_settings().port = 1  # type: ignore[misc]

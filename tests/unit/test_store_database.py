@@ -3,7 +3,7 @@
 import io
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,7 +87,7 @@ def test_f3_every_operation_on_a_foreign_id_is_not_found(database: Database) -> 
     file = ingested(database, "a", store.id, "x.txt", "text")
     other_store = database.stores.create("b", "theirs")
     own_file = database.files.create("b", "y.txt", b"y")
-    operations = [
+    operations: list[Callable[[], object]] = [
         lambda: database.files.get("b", file.file_id),
         lambda: database.files.open("b", file.file_id),
         lambda: database.files.read("b", file.file_id),

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,7 @@ def test_what_failed_is_tried_again(path: Path) -> None:
         ({"max_tokens": 8}, "--max-tokens"),
     ],
 )
-def test_measurements_of_another_subject_are_refused_and_kept(path: Path, change: dict[str, str], said: str) -> None:
+def test_measurements_of_another_subject_are_refused_and_kept(path: Path, change: dict[str, Any], said: str) -> None:
     before = path.read_bytes()
     with pytest.raises(CliError, match=f"changed since: {said}. --fresh starts over") as refused:
         Journal(path, replace(SUBJECT, **change), "run2").__enter__()

@@ -1,5 +1,7 @@
 """What measurements say of settings, and which of them is recommended and why."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from gateway.tuning.grid import Setting, grid, variants
@@ -19,9 +21,9 @@ K1, K3, K8 = (Setting(k) for k in (1, 3, 8))
 
 def measured(
     setting: Setting,
-    ttfts_ms: list[float],
-    recalls: list[float] | None = None,
-    words: list[float] | None = None,
+    ttfts_ms: Sequence[float],
+    recalls: Sequence[float] | None = None,
+    words: Sequence[float] | None = None,
 ) -> dict[tuple[str, int], Measurement]:
     return {
         (setting.name, place): Measurement(
@@ -179,7 +181,8 @@ def test_a_variant_is_recommended_only_when_it_is_better_by_more_than_chance() -
 def test_differences_are_paired_question_by_question() -> None:
     done = {**measured(K1, [1] * 4, [1, 0, 1, 0]), **measured(K3, [1] * 4, [0, 0, 0, 0])}
     middle, error = paired_difference(K1, K3, [0, 1, 2, 3], done, lambda each: each.recall) or (0, 0)
-    assert (middle, error) == (0.5, pytest.approx((1 / 3 / 4) ** 0.5))
+    assert middle == 0.5
+    assert error == pytest.approx((1 / 3 / 4) ** 0.5)
     assert paired_difference(K1, K3, [0], done, lambda each: each.recall) is None
 
 

@@ -55,7 +55,8 @@ async def events() -> AsyncGenerator[bytes]:
 def answer_of(kind: str, stream: Any) -> StreamedAnswer | WholeAnswer:
     if kind == "whole":
         return WholeAnswer((), b"{}", TIMINGS)
-    return StreamedAnswer((), b"", events(), stream, RunNote())
+    run: Any = RunNote()
+    return StreamedAnswer((), b"", events(), stream, run)
 
 
 @pytest.mark.parametrize("kind", ["streamed", "whole"])

@@ -17,12 +17,14 @@ MAX_UPLOAD_BYTES = 1 << 20
 def upload(client: TestClient, name: str = "tides.txt", content: bytes = b"High water at noon.") -> dict[str, Any]:
     response = client.post("/v1/files", files={"file": (name, content)}, data={"purpose": "assistants"})
     assert response.status_code == 200, response.text
-    return response.json()
+    made: dict[str, Any] = response.json()
+    return made
 
 
 def error_of(response: Any, status: int) -> dict[str, Any]:
     assert response.status_code == status, response.text
-    return response.json()["error"]
+    error: dict[str, Any] = response.json()["error"]
+    return error
 
 
 def test_an_uploaded_file_has_openais_shape(client: TestClient) -> None:
@@ -127,7 +129,10 @@ async def test_e10_a_lying_length_is_found_out_while_the_upload_comes() -> None:
 
 
 async def test_a_client_that_leaves_during_its_upload_is_noticed() -> None:
-    messages = [{"type": "http.request", "body": PART, "more_body": True}, {"type": "http.disconnect"}]
+    messages: Messages = [
+        {"type": "http.request", "body": PART, "more_body": True},
+        {"type": "http.disconnect"},
+    ]
     request, _ = request_of(messages, FORM)
     with pytest.raises(ClientGone):
         await read_upload(request, BodyLimits(1024, 1 << 20, 5.0))

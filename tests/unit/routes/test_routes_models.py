@@ -1,6 +1,5 @@
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -10,6 +9,7 @@ from gateway.routes.models import models_router
 from gateway.serving import Serving, make_serving
 from gateway.settings import Settings
 from retrieval.database import Database
+from tests.unit.routes.conftest import AsClients
 
 
 @dataclass
@@ -34,7 +34,7 @@ def engine(tmp_path: Path) -> Engine:
 
 
 @pytest.fixture
-def model_clients(engine: Engine, database: Database, as_clients: Any) -> tuple[TestClient, TestClient]:
+def model_clients(engine: Engine, database: Database, as_clients: AsClients) -> tuple[TestClient, TestClient]:
     return as_clients(models_router(engine, database))
 
 

@@ -3,7 +3,6 @@ import json
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -19,6 +18,7 @@ from gateway.settings import Settings
 from latency.model import PrefillModel
 from latency.speed import SpeedEstimate
 from tests.support.replicas import ShownReplica
+from tests.unit.routes.conftest import AsClients
 
 FACTS = EngineFacts(
     True,
@@ -75,7 +75,7 @@ def calls() -> Calls:
 
 
 @pytest.fixture
-def operators(engine: Engine, calls: Calls, as_clients: Any) -> tuple[TestClient, TestClient]:
+def operators(engine: Engine, calls: Calls, as_clients: AsClients) -> tuple[TestClient, TestClient]:
     def health() -> StoreHealth:
         return StoreHealth("redis", True, 1.23456, 7, None)
 
@@ -84,7 +84,7 @@ def operators(engine: Engine, calls: Calls, as_clients: Any) -> tuple[TestClient
 
 
 def test_gauges_are_read_on_the_event_loop_whose_state_they_show(
-    engine: Engine, calls: Calls, as_clients: Any
+    engine: Engine, calls: Calls, as_clients: AsClients
 ) -> None:
     def on_the_loop() -> float:
         return float(asyncio.get_running_loop().is_running())
@@ -128,7 +128,7 @@ def test_readiness_tells_what_is_served_and_what_is_missing(operators: tuple[Tes
 
 @pytest.mark.parametrize(("states", "ready"), [("ok down", True), ("down down", False), ("down ok", True)])
 def test_the_gateway_is_ready_while_one_replica_is_usable(
-    engine: Engine, calls: Calls, as_clients: Any, states: str, ready: bool
+    engine: Engine, calls: Calls, as_clients: AsClients, states: str, ready: bool
 ) -> None:
     replicas = [ShownReplica(f"engine-{number}") for number in (1, 2)]
     for replica, state in zip(replicas, states.split(), strict=True):

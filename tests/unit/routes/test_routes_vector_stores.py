@@ -8,20 +8,22 @@ from retrieval.records import FileError, FileStatus
 
 def error_of(response: Any, status: int) -> dict[str, Any]:
     assert response.status_code == status, response.text
-    return response.json()["error"]
+    error: dict[str, Any] = response.json()["error"]
+    return error
 
 
 def ok(response: Any) -> dict[str, Any]:
     assert response.status_code == 200, response.text
-    return response.json()
+    body: dict[str, Any] = response.json()
+    return body
 
 
 def new_file(client: TestClient, name: str = "a.txt", content: bytes = b"text") -> str:
-    return ok(client.post("/v1/files", files={"file": (name, content)}, data={"purpose": "assistants"}))["id"]
+    return str(ok(client.post("/v1/files", files={"file": (name, content)}, data={"purpose": "assistants"}))["id"])
 
 
 def new_store(client: TestClient, **fields: Any) -> str:
-    return ok(client.post("/v1/vector_stores", json=fields))["id"]
+    return str(ok(client.post("/v1/vector_stores", json=fields))["id"])
 
 
 @pytest.fixture
@@ -328,7 +330,7 @@ def test_f3_another_tenants_store_does_not_exist(
     theirs = new_file(other_client)
     path = f"/v1/vector_stores/{store}"
     before = ok(client.get(path))
-    attempts = [
+    attempts: list[tuple[str, str, dict[str, Any] | None]] = [
         ("GET", path, None),
         ("POST", path, {"name": "taken"}),
         ("DELETE", path, None),
