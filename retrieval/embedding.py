@@ -21,8 +21,6 @@ from retrieval.types import ByteCache, RetrievalError
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from retrieval.bert import SentenceModel
-
 Vector = NDArray[np.float32]
 
 PACKAGED = "packaged"
@@ -72,7 +70,7 @@ class SentenceEmbedder:
         )
         self._queries = ThreadPoolExecutor(2, "embed-query")
         self._load_lock = threading.Lock()
-        self._model: SentenceModel | None = None
+        self._model: SentenceTransformer | None = None
 
     @property
     def model_id(self) -> str:
@@ -86,7 +84,10 @@ class SentenceEmbedder:
     @property
     def dimension(self) -> int:
         """Length of a vector. Blocks while the model loads; `start` first keeps that off the event loop."""
-        return self._load().dimension
+        found = self._load().get_embedding_dimension()
+        if found is None:
+            raise ModelUnavailable(f"The embedding model '{self._name}' does not say its dimension.")
+        return int(found)
 
     async def start(self) -> None:
         """Load the model and run it once, so that the first question does not pay. Raises ModelUnavailable."""
@@ -138,35 +139,21 @@ class SentenceEmbedder:
         return f"embedding:{digest}"
 
     def _embed(self, texts: list[str]) -> Vector:
-        return self._load().embed(texts)
-
-    def _load(self) -> "SentenceModel":
-        if self._model is None:
-            with self._load_lock:
-                if self._model is None:
-                    self._model = _load_model(self._name)
-        return self._model
-
-
-class _LibraryModel:
-    """Any model of the library, as the library computes it. Raises ModelUnavailable for one without a dimension."""
-
-    def __init__(self, model: "SentenceTransformer", name: str) -> None:
-        found = model.get_embedding_dimension()
-        if found is None:
-            raise ModelUnavailable(f"The embedding model '{name}' does not say its dimension.")
-        self.dimension = int(found)
-        self._model = model
-
-    def embed(self, texts: Sequence[str]) -> Vector:
-        found: Any = self._model.encode(
-            list(texts),
+        found: Any = self._load().encode(
+            texts,
             batch_size=DOCUMENT_BATCH,
             normalize_embeddings=True,
             convert_to_numpy=True,
             show_progress_bar=False,
         )
         return np.ascontiguousarray(found, dtype=np.float32)
+
+    def _load(self) -> "SentenceTransformer":
+        if self._model is None:
+            with self._load_lock:
+                if self._model is None:
+                    self._model = _load_model(self._name)
+        return self._model
 
 
 def prepare(text: str) -> str:
@@ -186,25 +173,21 @@ def packaged_folder() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "model"
 
 
-def _load_model(name: str) -> "SentenceModel":
+def _load_model(name: str) -> "SentenceTransformer":
     # Imported here because it takes seconds, which a command that embeds nothing should not spend.
     import torch
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging as transformers_logging
 
-    from retrieval.bert import BertSentences
-
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(1)
     folder = packaged_folder() if name == PACKAGED else Path(name).expanduser()
     if folder.is_dir():
-        model = _open(SentenceTransformer, str(folder), local=True)
-    else:
-        try:
-            model = _open(SentenceTransformer, name, local=True)
-        except ModelUnavailable:
-            model = _open(SentenceTransformer, name, local=False)
-    return BertSentences.of(model) or _LibraryModel(model, name)
+        return _open(SentenceTransformer, str(folder), local=True)
+    try:
+        return _open(SentenceTransformer, name, local=True)
+    except ModelUnavailable:
+        return _open(SentenceTransformer, name, local=False)
 
 
 def _open(make: Any, name: str, local: bool) -> "SentenceTransformer":
