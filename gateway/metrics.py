@@ -1,9 +1,10 @@
 """Prometheus metrics; no label holds a client's text, a key or an address."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from gateway.tallies import Spreads, Tallies
 from gateway.timings import Timings
 
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0, 60.0)
@@ -17,63 +18,52 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "headstart_chat_requests_total",
-            "Chat requests by outcome",
-            ["status", "retrieval"],
-            registry=self.registry,
+        self._requests = self._counter(
+            "headstart_chat_requests_total", "Chat requests by outcome", "status", "retrieval"
         )
-        self._ttft = Histogram(
-            "headstart_ttft_seconds", "Arrival to first token", buckets=_TTFT_BUCKETS_S, registry=self.registry
-        )
-        parts = Histogram(
+        self._ttft = self._histogram("headstart_ttft_seconds", "Arrival to first token", _TTFT_BUCKETS_S).of()
+        parts = self._histogram(
             "headstart_ttft_part_seconds",
             "Parts of the time to first token",
-            ["part"],
-            buckets=(*_GATEWAY_BUCKETS_S, 2.5, 5.0, 10.0, 30.0),
-            registry=self.registry,
+            (*_GATEWAY_BUCKETS_S, 2.5, 5.0, 10.0, 30.0),
+            "part",
         )
         # Labels are looked up once: these are on the path of every request.
-        self._retrieve, self._plan = parts.labels("retrieve"), parts.labels("plan")
-        self._queue, self._prefill = parts.labels("queue"), parts.labels("prefill")
-        tokens = Counter(
-            "headstart_tokens_total", "Tokens by kind: prompt, cached, output", ["kind"], registry=self.registry
-        )
-        self._prompt, self._cached, self._output = (tokens.labels(kind) for kind in ("prompt", "cached", "output"))
-        self._unknown_cached = Counter(
-            "headstart_cached_tokens_unknown_total",
-            "Answers whose engine reported no cached tokens",
-            registry=self.registry,
-        )
-        self._count_drift = Counter(
+        self._retrieve, self._plan = parts.of("retrieve"), parts.of("plan")
+        self._queue, self._prefill = parts.of("queue"), parts.of("prefill")
+        tokens = self._counter("headstart_tokens_total", "Tokens by kind: prompt, cached, output", "kind")
+        self._prompt, self._cached, self._output = tokens.of("prompt"), tokens.of("cached"), tokens.of("output")
+        self._unknown_cached = self._counter(
+            "headstart_cached_tokens_unknown_total", "Answers whose engine reported no cached tokens"
+        ).of()
+        self._count_drift = self._counter(
             "headstart_prompt_count_drift_tokens_total",
             "Absolute difference between our prompt token count and the engine's",
-            registry=self.registry,
+        ).of()
+        self._count_exact = self._counter(
+            "headstart_prompt_counts_total", "Prompt token counts by agreement", "agree"
         )
-        self._count_exact = Counter(
-            "headstart_prompt_counts_total", "Prompt token counts by agreement", ["agree"], registry=self.registry
-        )
-
-        self._predicted = Histogram(
-            "headstart_ttft_actual_to_predicted_ratio",
-            "Time to first token over its prediction",
-            buckets=_RATIO_BUCKETS,
-            registry=self.registry,
-        )
-        self._budgets = Counter(
+        self._predicted = self._histogram(
+            "headstart_ttft_actual_to_predicted_ratio", "Time to first token over its prediction", _RATIO_BUCKETS
+        ).of()
+        self._budgets = self._counter(
             "headstart_budgeted_requests_total",
             "Requests with a TTFT budget: met, missed, refused; the rate of met is the goodput",
-            ["outcome"],
-            registry=self.registry,
+            "outcome",
         )
-        speeds = Histogram(
+        speeds = self._histogram(
             "headstart_tokens_per_second",
             "Rate of a request's phase: prefill counts uncached tokens, decode output tokens",
-            ["phase"],
-            buckets=_RATE_BUCKETS,
-            registry=self.registry,
+            _RATE_BUCKETS,
+            "phase",
         )
-        self._prefill_rate, self._decode_rate = speeds.labels("prefill"), speeds.labels("decode")
+        self._prefill_rate, self._decode_rate = speeds.of("prefill"), speeds.of("decode")
+
+    def _counter(self, name: str, text: str, *labels: str) -> Tallies:
+        return Tallies(name, text, labels, self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Spreads:
+        return Spreads(name, text, labels, buckets, self.registry)
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when it is scraped."""
@@ -85,9 +75,9 @@ class Metrics:
 
     def observe_call(self, status: int, retrieval: bool, timings: Timings | None, *, refused: bool = False) -> None:
         """`refused`: the request's budget was predicted to be missed, or its wait was too long."""
-        self._requests.labels(str(status), "yes" if retrieval else "no").inc()
+        self._requests.of(str(status), "yes" if retrieval else "no").inc()
         if refused:
-            self._budgets.labels("refused").inc()
+            self._budgets.of("refused").inc()
         if timings is None:
             return
         self._observe_prediction(timings)
@@ -115,7 +105,7 @@ class Metrics:
             self._predicted.observe(timings.ttft_ms / predicted.ttft_ms)
         within = predicted.within_budget(timings.ttft_ms)
         if within is not None:
-            self._budgets.labels("met" if within else "missed").inc()
+            self._budgets.of("met" if within else "missed").inc()
         for histogram, rate in (
             (self._prefill_rate, timings.prefill_tokens_per_s),
             (self._decode_rate, timings.decode_tokens_per_s),
@@ -127,7 +117,7 @@ class Metrics:
         """Whether our count of a prompt was the engine's."""
         if engines is None:
             return
-        self._count_exact.labels("yes" if ours == engines else "no").inc()
+        self._count_exact.of("yes" if ours == engines else "no").inc()
         self._count_drift.inc(abs(ours - engines))
 
     def render(self) -> bytes:
