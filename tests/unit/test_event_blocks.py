@@ -12,10 +12,11 @@ BLOCK = 4
 
 
 class Scene:
-    def __init__(self, capacity: int = 100) -> None:
+    def __init__(self, capacity: int = 100, told_all: bool = False) -> None:
         self.residency = Residency(BLOCK, capacity)
         self.blocks = EventBlocks(self.residency)
         self.residency.told.start([])
+        self.residency.told_all = told_all
 
     def store(self, names: list[int], ids: list[int], parent: int | None = None, salt: str | None = "") -> None:
         self.blocks.apply(0, [BlockStored(tuple(names), parent, pack_ids(ids), BLOCK, salt)])
@@ -140,10 +141,9 @@ def test_a_reset_of_the_engine_leaves_what_was_sent_since() -> None:
 
 @pytest.mark.parametrize(("told_all", "left"), [(True, 4), (False, 0)])
 def test_the_engines_report_drops_nothing_beside_events_that_tell_all(told_all: bool, left: int) -> None:
-    scene = Scene()
+    scene = Scene(told_all=told_all)
     scene.store([9], ids(500, 4))
     scene.store([1, 2, 3], ids(0, 12))
-    scene.residency.told_all = told_all
     lease = scene.residency.begin(ids(0, 13))
     scene.residency.reconcile(lease, 0)
     scene.residency.answered(lease, 1)
@@ -178,9 +178,7 @@ def test_an_answer_that_comes_whole_is_followed_by_its_blocks_while_it_runs() ->
 
 
 def test_a_request_sent_to_a_busy_engine_takes_its_blocks_when_events_tell_that_it_runs() -> None:
-    scene = Scene(capacity=8)
-    scene.residency.told.start([])
-    scene.residency.told_all = True
+    scene = Scene(capacity=8, told_all=True)
     first = scene.residency.begin(ids(100, 8))
     scene.store([1, 2], ids(100, 8))
     second = scene.residency.begin(ids(0, 9))
@@ -199,9 +197,7 @@ def test_a_request_sent_to_a_busy_engine_takes_its_blocks_when_events_tell_that_
 
 
 def test_what_was_evicted_in_the_step_in_which_a_request_began_was_not_there_for_it() -> None:
-    scene = Scene(capacity=8)
-    scene.residency.told.start([])
-    scene.residency.told_all = True
+    scene = Scene(capacity=8, told_all=True)
     over = scene.residency.begin(ids(0, 9))
     scene.store([1, 2], ids(0, 8))
     scene.residency.generated(over, ())

@@ -5,23 +5,12 @@ import pytest
 from cache.residency import Residency
 from latency.model import PrefillModel
 from latency.speed import SpeedEstimate
-from prompt_builder.labels import Renderer
 from prompt_builder.outlook import Clock, Outlook
 from prompt_builder.planner import Planner
-from prompt_builder.template import ChatTemplate
 from prompt_builder.types import Limits, PastMessage, PromptChunk, RenderingChoice, Transcript, TurnContext
-from retrieval.types import Candidate, Candidates, Chunk
-from tests.support.prompts import CHATML, ByteTokenizer
+from tests.support.ferries import TEMPLATE, TOKENIZER, chunk, found
 
-TOKENIZER = ByteTokenizer()
-RENDERER = Renderer(TOKENIZER)
 SPEED = SpeedEstimate(PrefillModel(0.001, 1e-4, 1e-9), 1.0, 0.95, 99, "learned")
-
-
-def chunk(name: str) -> Chunk:
-    body = f"The {name} ferry leaves at nine. Dogs travel free of charge on it."
-    rendered = RENDERER.render(name, body)
-    return Chunk(ord(name[0]), "vs", name, f"{name}.md", 0, name, body, rendered.label, rendered, {})
 
 
 def kept(name: str) -> PromptChunk:
@@ -44,10 +33,10 @@ def past(turns: int) -> tuple[PastMessage, ...]:
 def test_the_plan_is_the_same(
     rendering: RenderingChoice, speed: SpeedEstimate | None, budget_s: float | None, window_tokens: int | None
 ) -> None:
-    planner = Planner(TOKENIZER, ChatTemplate(CHATML), "Answer.", rendering=rendering)
+    planner = Planner(TOKENIZER, TEMPLATE, "Answer.", rendering=rendering)
     limits = Limits(window_tokens, 32, 16, 3)
     transcript = Transcript("Be brief.", past(4), "And when does it come back?", known=8)
-    candidates = Candidates(tuple(Candidate(chunk(name), 0.9 - place / 10) for place, name in enumerate("bxyz")))
+    candidates = found("bxyz")
 
     def outlooks() -> tuple[Outlook, ...]:
         return (Outlook("r", speed, lambda prefill_s: 0.0, Residency(16, 1000).prefix("s")),)

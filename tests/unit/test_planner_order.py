@@ -7,38 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.residency import Residency
-from latency.model import PrefillModel
 from latency.speed import SpeedEstimate
-from prompt_builder.builder import PromptBuilder
 from prompt_builder.companions import NOTHING_KNOWN, Companions, Together
-from prompt_builder.labels import Renderer
 from prompt_builder.outlook import Clock, Outlook
-from prompt_builder.planner import Planner
-from prompt_builder.template import ChatTemplate
 from prompt_builder.types import ChunkOrder, Limits, PastMessage, Plan, Transcript
-from retrieval.types import Candidate, Candidates, Chunk
-from tests.support.prompts import CHATML, ByteTokenizer
+from tests.support.ferries import BUILDER, PLANNER, SPEED, chunk, found, names
 
-TOKENIZER = ByteTokenizer()
-TEMPLATE = ChatTemplate(CHATML)
-RENDERER = Renderer(TOKENIZER)
-BUILDER = PromptBuilder(TOKENIZER, TEMPLATE, "Answer.", 16)
-PLANNER = Planner(TOKENIZER, TEMPLATE, "Answer.", evidence_lines=0)
 LIMITS = Limits(None, None, 16, 5)
-SPEED = SpeedEstimate(PrefillModel(0.0, 1e-3, 0.0), 1.0, 0.95, 99, "learned")
 KEY = b"tenant"
 QUESTION = Transcript("", (), "When?")
-
-
-def chunk(name: str) -> Chunk:
-    body = f"The {name} ferry leaves at nine. Dogs travel free of charge on it."
-    rendered = RENDERER.render(name, body)
-    return Chunk(ord(name[0]), "vs", name, f"{name}.md", 0, name, body, rendered.label, rendered, {})
-
-
-def found(names: str) -> Candidates:
-    """One letter a chunk, most relevant first."""
-    return Candidates(tuple(Candidate(chunk(name), 0.9 - place / 10) for place, name in enumerate(names)))
 
 
 def planned(
@@ -53,10 +30,6 @@ def planned(
 ) -> Plan:
     outlooks = () if residency is None else (Outlook("r", speed, lambda prefill_s: 0.0, residency.prefix()),)
     return PLANNER.plan(transcript, found(names), limits, outlooks, Clock(budget_s, 0.0), past)
-
-
-def names(plan: Plan) -> str:
-    return "".join(one.file_id for one in plan.chunks)
 
 
 def holding(*plans: Plan) -> Residency:

@@ -6,35 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.residency import Residency
-from latency.model import PrefillModel
-from latency.speed import SpeedEstimate
-from prompt_builder.builder import PromptBuilder
-from prompt_builder.labels import Renderer
 from prompt_builder.outlook import Outlook
-from prompt_builder.planner import Planner
-from prompt_builder.template import ChatTemplate
 from prompt_builder.types import Limits, Plan, Transcript
-from retrieval.types import Candidate, Candidates, Chunk
-from tests.support.prompts import CHATML, ByteTokenizer
+from tests.support.ferries import BUILDER, PLANNER, SPEED, found, names
 
-TOKENIZER = ByteTokenizer()
-TEMPLATE = ChatTemplate(CHATML)
-RENDERER = Renderer(TOKENIZER)
-BUILDER = PromptBuilder(TOKENIZER, TEMPLATE, "Answer.", 16)
-PLANNER = Planner(TOKENIZER, TEMPLATE, "Answer.", evidence_lines=0)
 LIMITS = Limits(None, None, 16, 8)
-SPEED = SpeedEstimate(PrefillModel(0.0, 1e-3, 0.0), 1.0, 0.95, 99, "learned")
-
-
-def found(names: str) -> Candidates:
-    """One letter a chunk, most relevant first."""
-    items = []
-    for place, name in enumerate(names):
-        body = f"The {name} ferry leaves at nine. Dogs travel free of charge on it."
-        rendered = RENDERER.render(name, body)
-        chunk = Chunk(ord(name), "vs", name, f"{name}.md", 0, name, body, rendered.label, rendered, {})
-        items.append(Candidate(chunk, 0.9 - place / 100))
-    return Candidates(tuple(items))
 
 
 def outlook(residency: Residency) -> Outlook:
@@ -51,10 +27,6 @@ def sent(residency: Residency, plan: Plan) -> None:
     lease = residency.begin(ids)
     residency.generated(lease, [0])
     residency.end(lease)
-
-
-def names(plan: Plan) -> str:
-    return "".join(chunk.filename[0] for chunk in plan.chunks)
 
 
 def test_what_others_have_left_meanwhile_comes_first() -> None:
