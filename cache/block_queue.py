@@ -16,13 +16,15 @@ class Block:
     """A block with content. `references` counts the running requests that use it.
 
     `released` is the turn in which it last joined the eviction queue: of two blocks in the queue the lower one is
-    evicted first. `told` marks one that no request seen here has used: only the engine's word stands for it.
+    evicted first. `told` marks one that no request seen here has used: only the engine's word stands for it. One of
+    unknown content may stand for as many as `alike` says, which were released together.
     """
 
     key: bytes
     references: int = 1
     released: int = 0
     told: bool = False
+    alike: int = 1
 
 
 class BlockQueue:
@@ -42,6 +44,7 @@ class BlockQueue:
         self.resident: dict[bytes, Block] = {}
         self._copies: dict[bytes, list[Block]] = {}
         self._queue: OrderedDict[Block, None] = OrderedDict()
+        self._queued = 0
         self._empty = capacity
         self._turn = 0
         self.on_eviction: Callable[[bytes], None] | None = None
@@ -52,11 +55,12 @@ class BlockQueue:
         self.resident.clear()
         self._copies.clear()
         self._queue.clear()
+        self._queued = 0
         self._empty = self.capacity
 
     @property
     def free(self) -> int:
-        return self._empty + len(self._queue)
+        return self._empty + self._queued
 
     def hits(self, keys: Sequence[bytes]) -> list[Block]:
         """The blocks that hold the leading keys, up to the first that none holds."""
@@ -73,6 +77,7 @@ class BlockQueue:
         for block in blocks:
             if not block.references:
                 del self._queue[block]
+                self._queued -= 1
                 block.told = False
             block.references += 1
 
@@ -80,12 +85,29 @@ class BlockQueue:
         """Free blocks for a running request, empty until `fill` says what they hold. `count` must be free."""
         empty = min(count, self._empty)
         self._empty -= empty
-        for _ in range(count - empty):
+        left = count - empty
+        self._queued -= left
+        self.evictions += left
+        while left:
             block, _none = self._queue.popitem(last=False)
+            if block.alike > left:
+                block.alike -= left
+                self._queue[block] = None
+                self._queue.move_to_end(block, last=False)
+                return
+            left -= block.alike
             self._forget(block)
-            self.evictions += 1
             if self.on_eviction is not None and block.key != UNKNOWN:
                 self.on_eviction(block.key)
+
+    def run_through(self, count: int) -> None:
+        """A request of unknown content takes so many free blocks, fills and releases them. `count` must be free."""
+        if count <= 0:
+            return
+        self.take(count)
+        self._turn += 1
+        self._queue[Block(UNKNOWN, references=0, released=self._turn, alike=count)] = None
+        self._queued += count
 
     def fill(self, key: bytes) -> Block:
         """One of the blocks that were taken is computed and holds `key`."""
@@ -115,6 +137,7 @@ class BlockQueue:
                 self._turn += 1
                 block.released = self._turn
                 self._queue[block] = None
+                self._queued += 1
         self._empty += empty
 
     def discard(self, blocks: Sequence[Block]) -> None:
@@ -140,29 +163,23 @@ class BlockQueue:
     def drop(self, key: bytes) -> int:
         """The blocks of the queue that hold `key` are empty after all; how many these were."""
         held = [block for block in (self.resident.get(key), *self._copies.get(key, ())) if block is not None]
-        dropped = [block for block in held if not block.references]
-        for block in dropped:
-            self._drop(block)
-        return len(dropped)
+        return sum(map(self._drop, [block for block in held if not block.references]))
 
     def drop_where(self, unwanted: Callable[[Block], bool]) -> int:
         """Blocks of the queue of which `unwanted` is true are empty after all; how many these were."""
-        dropped = [block for block in self._queue if unwanted(block)]
-        for block in dropped:
-            self._drop(block)
-        return len(dropped)
+        return sum(map(self._drop, [block for block in self._queue if unwanted(block)]))
 
     def drop_up_to(self, released: int) -> int:
         """Blocks of the queue that were released in this turn or before are empty after all; how many these were."""
-        dropped = list(self._released_by(released))
-        for block in dropped:
-            self._drop(block)
-        return len(dropped)
+        return sum(map(self._drop, list(self._released_by(released))))
 
-    def _drop(self, block: Block) -> None:
+    def _drop(self, block: Block) -> int:
+        """A block of the queue is empty; how many it stood for."""
         del self._queue[block]
         self._forget(block)
-        self._empty += 1
+        self._queued -= block.alike
+        self._empty += block.alike
+        return block.alike
 
     def _released_by(self, released: int) -> Iterator[Block]:
         for block in self._queue:

@@ -105,9 +105,7 @@ class EngineRequests:
 
     def ran_unknown(self, tokens: int) -> None:
         """One whose ids are not known has run and is over: blocks for so many uncached tokens were evicted."""
-        count = min(self._blocks_of(tokens), self.blocks.free)
-        self.blocks.take(count)
-        self.blocks.release([self.blocks.fill(UNKNOWN) for _ in range(count)], 0)
+        self.blocks.run_through(min(self._blocks_of(tokens), self.blocks.free))
 
     def _expected_tokens(self, lease: Lease, held: Container[bytes]) -> int:
         if not self.reuses:
