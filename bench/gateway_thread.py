@@ -65,7 +65,7 @@ class RunningGateway:
                 raise TimeoutError(f"{name} is {seen:g} after {timeout_s:g} s, not {value:g}")
             await asyncio.sleep(0.01)
 
-    async def until_calibrated(self, timeout_s: float = 60.0) -> None:
+    async def until_calibrated(self, timeout_s: float = 180.0) -> None:
         """Waits until the engine's prefill and decode speed are known. Raises TimeoutError."""
         deadline = time.monotonic() + timeout_s
         while math.isnan(await self.metric("headstart_decode_token_seconds")):
