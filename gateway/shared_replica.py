@@ -119,7 +119,7 @@ class SharedReplica:
     # its own requests, as their runs tell
 
     def began(self, run: Run) -> None:
-        if self.stream is None:
+        if self.stream is None or self.is_outdated():
             return
         self._numbers += 1
         self._own[run] = self._numbers

@@ -301,6 +301,16 @@ def test_a_restarted_engine_is_begun_with_anew() -> None:
     in_virtual_time(main)
 
 
+def test_what_runs_on_a_restarted_engine_is_not_told_of_the_one_before() -> None:
+    async def main() -> None:
+        one = Gateway()
+        one.replica.facts = facts(started_s=2_000.0)
+        await one.send()
+        assert [event for batch in one.tell() for event in batch.events] == []
+
+    in_virtual_time(main)
+
+
 def test_hashes_that_cannot_be_are_refused_and_do_no_harm() -> None:
     async def main() -> None:
         two = Gateway(b"gateway2")
