@@ -49,11 +49,21 @@ async def relay_unchanged(
 
 def _first_special(data: bytes) -> int | None:
     """Where the first event begins that holds a usage report or an error, None when there is none."""
-    places = [place for place in (data.find(b'"usage"'), data.find(b'"error"')) if place >= 0]
+    places = [place for place in (first_place(data, b'"usage"'), first_place(data, b'"error"')) if place >= 0]
     if not places:
         return None
     end_before = data.rfind(b"\n\n", 0, min(places))
     return end_before + 2 if end_before >= 0 else 0
+
+
+def first_place(data: bytes, word: bytes) -> int:
+    """As `data.find(word)`, for words that are rare or stand near the end: `rfind` passes JSON many times faster."""
+    place = -1
+    found = data.rfind(word)
+    while found >= 0:
+        place = found
+        found = data.rfind(word, 0, place)
+    return place
 
 
 async def relay_completed(

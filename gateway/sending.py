@@ -7,7 +7,7 @@ from gateway.backends.sse import split_events
 from gateway.backends.vllm import EngineStream
 from gateway.errors import ApiError, ErrorKind
 from gateway.payload import EngineRequest
-from gateway.relay import reported_error
+from gateway.relay import first_place, reported_error
 from gateway.replica import Replica, Waiting
 from gateway.replicas import Replicas
 from gateway.runs import Run, Work
@@ -33,7 +33,7 @@ async def begin(replica: Replica, request: EngineRequest) -> EngineStream:
     An error that is the request's own comes through the stream: no other engine would do better.
     """
     stream = await replica.backend.stream(request.to(replica.facts))
-    if b'"error"' not in stream.first:
+    if first_place(stream.first, b'"error"') < 0:
         return stream
     failure = next(filter(None, map(reported_error, split_events(stream.first)[:1])), None)
     if failure is None or (failure.engine_status or 500) < 500:

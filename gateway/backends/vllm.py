@@ -95,7 +95,8 @@ class EngineStream:
                     except EventTooLarge:
                         raise event_too_large() from None
                 if events:
-                    if b"[DONE]" in events and (end := _end_of(events)) is not None:
+                    # Searched from the end: that is where it stands, and `rfind` passes JSON many times faster.
+                    if events.rfind(b"[DONE]") >= 0 and (end := _end_of(events)) is not None:
                         self._ended = True
                         yield events[:end] + DONE
                         return

@@ -9,7 +9,7 @@ import pytest
 from gateway.backends.sse import DONE
 from gateway.backends.vllm import EngineStream
 from gateway.errors import ApiError
-from gateway.relay import relay_completed, relay_unchanged
+from gateway.relay import first_place, relay_completed, relay_unchanged
 from gateway.timings import EngineUsage
 
 
@@ -155,3 +155,8 @@ async def test_d5_a_finish_reason_without_an_orderly_end_is_never_sent() -> None
 async def test_a_stream_without_finish_reason_carries_the_extension_on_a_chunk_without_choices() -> None:
     relayed = [data async for data in relay_completed(Reads(said("a"), USAGE, DONE), False, Finish())]
     assert relayed[1] == event(id="a", choices=[], headstart={"citations": []}) + DONE
+
+
+@pytest.mark.parametrize("data", [b"", b"xaxax", b"aaaa", b"bab" * 9, b"ab", b"a b ab ab"])
+def test_the_first_place_of_a_word_is_found_from_the_end(data: bytes) -> None:
+    assert [first_place(data, word) for word in (b"a", b"ab", b"x")] == [data.find(w) for w in (b"a", b"ab", b"x")]
