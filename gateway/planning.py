@@ -11,9 +11,9 @@ from gateway.routing import forecast_of
 from gateway.serving import Serving
 from gateway.turns import Turn, rendered_by
 from latency.speed import Forecast, SpeedEstimate
-from prompt_builder.builder import Opening
 from prompt_builder.companions import NOTHING_KNOWN, Together
 from prompt_builder.material import Material
+from prompt_builder.openings import Opening
 from prompt_builder.outlook import Clock, Outlook
 from prompt_builder.types import Dropped, Limits, Plan, Prompt, QuestionTooLong, Transcript
 from retrieval.types import Candidates

@@ -1,7 +1,6 @@
 """Plan in, prompt out: segments tokenized one by one, their ids joined, the same content as messages."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from cache.hash_memo import HashMemo
 from cache.prompt_tree import PromptTree
@@ -11,48 +10,23 @@ from prompt_builder.layout import (
     Piece,
     blocks_of,
     for_template,
+    past_block,
     piece_tokens,
     question_block,
     scaffolding,
 )
+from prompt_builder.openings import Opening, Openings
 from prompt_builder.template import ChatTemplate
 from prompt_builder.types import Message, Plan, Prompt, Segment, Tokenizer
 
 NOTHING = Prompt((), (), (), 0, ())
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """All of a prompt before its question's own pieces, rendered under a salt; `closing` comes behind these.
-
-    Every plan that `begins` so has it. Its `prompt` has token ids, and hashes of its own whole blocks.
-    """
-
-    plan: Plan
-    salt: str
-    prompt: Prompt
-    closing: str
-
-    def begins(self, plan: Plan, salt: str) -> bool:
-        own = self.plan
-        return (
-            salt == self.salt
-            and (own.past, own.stripped, own.rendering, own.system, own.summary)
-            == (
-                plan.past,
-                plan.stripped,
-                plan.rendering,
-                plan.system,
-                plan.summary,
-            )
-            and own.instructed == plan.instructed
-        )
-
-
 class PromptBuilder:
     """Renders plans. `block_size` is the engine's, in tokens; 0 where it is not known: no block hashes then.
 
-    Blocks that an earlier prompt had in the same place are not hashed again.
+    Blocks that an earlier prompt had in the same place are not hashed again, and of a long conversation's `opening`
+    only what is new is rendered.
     """
 
     def __init__(
@@ -63,6 +37,7 @@ class PromptBuilder:
         self._instructions = instructions
         self._block_size = block_size
         self._hashes = HashMemo()
+        self._openings = Openings()
 
     @property
     def block_size(self) -> int:
@@ -107,19 +82,48 @@ class PromptBuilder:
 
         None where ids are not known, and where the system text stands in a message that it shares.
         """
+        known = self._openings.of(plan, salt)
+        if known is not None and (grown := self._grown(known, plan)) is not None:
+            return grown
         unfitted = blocks_of(self._instructions, plan)
         blocks = for_template(unfitted, self._template)
-        frame = scaffolding([block.role for block in blocks], self._tokenizer, self._template)
-        if frame.pieces is None or len(blocks) < len(unfitted):
+        roles = [block.role for block in blocks]
+        pieces = scaffolding(roles, self._tokenizer, self._template).pieces
+        if pieces is None or len(blocks) < len(unfitted):
             return None
-        segments = self._segments(frame.pieces[:-1], blocks[:-1])
-        messages = tuple(block.message() for block in blocks[:-1])
-        return Opening(plan, salt, self._joined(segments, messages, salt), frame.pieces[-1])
+        segments = self._segments(pieces[:-1], blocks[:-1])
+        prompt = self._joined(segments, tuple(block.message() for block in blocks[:-1]), salt)
+        return self._openings.keep(Opening(plan, salt, prompt, tuple(roles[:-1]), pieces))
+
+    def _grown(self, known: Opening, plan: Plan) -> Opening | None:
+        """The opening of a plan whose past goes on from a known one; None where the template tells it otherwise."""
+        first = len(known.plan.past)
+        new = [
+            past_block(message, "stripped" if place < plan.stripped else plan.rendering)
+            for place, message in enumerate(plan.past[first:], start=first)
+        ]
+        if not new or not first:
+            # Other conversations begin with the same system text.
+            self._openings.keep(known, instead_of=known)
+        if not new:
+            return known
+        roles = (*known.roles, *(block.role for block in new))
+        pieces = scaffolding((*roles, "user"), self._tokenizer, self._template).pieces
+        before = known.pieces[:-1]
+        if pieces is None or pieces[: len(before)] != before:
+            return None
+        own: list[Segment] = []
+        for block, behind in zip(new, pieces[len(before) : -1], strict=True):
+            own += [*map(self._segment, block.pieces), self._scaffold(behind)]
+        messages = tuple(block.message() for block in new)
+        prompt = self._joined(own, messages, known.salt, before=known.prompt)
+        made = Opening(plan, known.salt, prompt, roles, pieces)
+        return self._openings.keep(made, instead_of=known if first else None)
 
     def _behind(self, opening: Opening, question: Block, exact: bool, reason: str | None) -> Prompt:
         """The whole prompt behind its rendered opening."""
         before = opening.prompt
-        own = [*map(self._segment, question.pieces), self._scaffold(opening.closing)]
+        own = [*map(self._segment, question.pieces), self._scaffold(opening.pieces[-1])]
         return self._joined(own, (question.message(),), opening.salt, exact=exact, reason=reason, before=before)
 
     def passthrough(

@@ -24,6 +24,7 @@ from prompt_builder.types import PastMessage, Plan, Rendering, Role, Tokenizer, 
 
 MOST_FRAMES = 256
 MOST_MESSAGES = 4096
+MOST_CONTEXT_TOKENS = 1_000_000
 
 Ids = tuple[int, ...]
 
@@ -68,10 +69,10 @@ class Front:
 
 
 class Frames:
-    """What plans have in common, tokenized: scaffolding by roles, and past messages without a context.
+    """What plans have in common, tokenized: scaffolding by roles, and past messages.
 
-    The MOST_FRAMES last used frames are kept; of more than MOST_MESSAGES messages the oldest leave. Usable from any
-    thread.
+    The MOST_FRAMES last used frames are kept; of more than MOST_MESSAGES messages without a context, and of more than
+    MOST_CONTEXT_TOKENS tokens in those with one, the oldest leave. Usable from any thread.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
@@ -79,6 +80,9 @@ class Frames:
         self._template = template
         self._kept: OrderedDict[tuple[Role, ...], Frame] = OrderedDict()
         self._plain: OrderedDict[tuple[Role, str], tuple[Block, Measured]] = OrderedDict()
+        # With the context itself, so that its identity stays its own.
+        self._contexts: OrderedDict[tuple[int, str], tuple[TurnContext | None, Block, Measured]] = OrderedDict()
+        self._context_tokens = 0
         self._lock = Lock()
 
     def plain(self, message: PastMessage) -> tuple[Block, Measured]:
@@ -93,6 +97,22 @@ class Frames:
                 while len(self._plain) > MOST_MESSAGES:
                     self._plain.popitem(last=False)
         return kept
+
+    def kept(self, message: PastMessage) -> tuple[Block, Measured]:
+        """A message with its context, which is found again while it is the same object as at the turn before."""
+        key = (id(message.context), message.content)
+        kept = self._contexts.get(key)
+        if kept is None:
+            block = past_block(message, "kept")
+            size = measured(block.pieces, self._tokenizer)
+            kept = (message.context, block, size)
+            with self._lock:
+                if key not in self._contexts:
+                    self._contexts[key] = kept
+                    self._context_tokens += size.tokens
+                while self._context_tokens > MOST_CONTEXT_TOKENS:
+                    self._context_tokens -= self._contexts.popitem(last=False)[1][2].tokens
+        return kept[1], kept[2]
 
     def of(self, roles: tuple[Role, ...]) -> Frame:
         with self._lock:
@@ -248,11 +268,7 @@ class Material:
         """Looked up by identity; the message is kept with it, so that its identity stays its own."""
         entry = self._blocks.get(id(message))
         if entry is None:
-            if message.context is None:
-                block, size = self._frames.plain(message)
-            else:
-                block = past_block(message, "kept")
-                size = self._pieces(block.pieces)
+            block, size = self._frames.plain(message) if message.context is None else self._frames.kept(message)
             entry = self._blocks[id(message)] = (block, size, message)
         return entry
 

@@ -1,5 +1,6 @@
 """Turns, folds and conversations as bytes. Token ids are not stored: they belong to one tokenizer."""
 
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from retrieval.types import RenderedChunk
 TURN_VERSION = 2
 FOLD_VERSION = 1
 MESSAGES_VERSION = 1
+MOST_DECODED_BYTES = 8 * 2**20
 
 
 class CorruptValue(Exception):
@@ -70,6 +72,35 @@ def decode_turn(raw: bytes) -> StoredTurn:
         return StoredTurn(context, stripped, float(written_at_s))
     except (ValueError, TypeError) as error:
         raise CorruptValue(str(error)) from error
+
+
+class DecodedTurns:
+    """Turns that were decoded lately: a conversation states its past ones at every turn. For one thread.
+
+    Bounded by `most_bytes` of what they were decoded from, of which about as much is held in texts; the least
+    recently used leave.
+    """
+
+    def __init__(self, most_bytes: int = MOST_DECODED_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._turns: OrderedDict[bytes, StoredTurn] = OrderedDict()
+        self._bytes = 0
+
+    @property
+    def bytes_held(self) -> int:
+        return self._bytes
+
+    def get(self, raw: bytes) -> StoredTurn:
+        """As `decode_turn`; equal bytes give the same turn as long as it is held."""
+        turn = self._turns.get(raw)
+        if turn is not None:
+            self._turns.move_to_end(raw)
+            return turn
+        turn = self._turns[raw] = decode_turn(raw)
+        self._bytes += len(raw)
+        while self._bytes > self._most_bytes:
+            self._bytes -= len(self._turns.popitem(last=False)[0])
+        return turn
 
 
 def encode_fold(fold: StoredFold) -> bytes:

@@ -9,11 +9,11 @@ from cache.store import ByteStore
 from prompt_builder.chain import chain, conversation_key, link_of
 from prompt_builder.stored import (
     CorruptValue,
+    DecodedTurns,
     StoredFold,
     StoredTurn,
     decode_fold,
     decode_messages,
-    decode_turn,
     encode_fold,
     encode_messages,
     encode_turn,
@@ -65,6 +65,7 @@ class Transcripts:
         self._store = store
         self._ttl_s = ttl_s
         self._now = now
+        self._decoded_turns = DecodedTurns()
         self.counts = TranscriptCounts()
 
     async def resume(
@@ -158,7 +159,7 @@ class Transcripts:
     async def _turns(self, read: Sequence[tuple[str, bytes | None]]) -> list[StoredTurn | None]:
         found: list[StoredTurn | None] = []
         for key, raw in read:
-            turn = self._decoded(raw, decode_turn)
+            turn = self._decoded(raw, self._decoded_turns.get)
             found.append(turn)
             if turn is not None and self._ages(turn.written_at_s):
                 await self._store.put(key, encode_turn(turn.renewed(self._now())), self._ttl_s)

@@ -12,6 +12,7 @@ from gateway.serving import unknown_serving
 from gateway.settings import Settings
 from prompt_builder.builder import PromptBuilder
 from prompt_builder.labels import Renderer
+from prompt_builder.openings import LEAST_TOKENS, Openings
 from prompt_builder.planner import Planner
 from prompt_builder.template import ChatTemplate
 from prompt_builder.transcripts import context_of
@@ -23,6 +24,8 @@ RELAXED = settings(deadline=None)
 
 TOKENIZER = ByteTokenizer()
 RENDERER = Renderer(TOKENIZER)
+LONG = "The harbour is open. " * (1 + LEAST_TOKENS // 21)
+"""With it, openings are kept from turn to turn."""
 TEXTS = st.lists(st.sampled_from(["ferry", "storm", "<S>", "[INST]", "bệnh", "犬は。"]), max_size=8).map(" ".join)
 
 
@@ -40,10 +43,10 @@ def candidates(draw: st.DrawFn) -> Candidates:
 @RELAXED
 @given(
     st.lists(st.tuples(TEXTS, candidates(), TEXTS), min_size=1, max_size=5),
-    TEXTS,
+    TEXTS | TEXTS.map(lambda text: LONG + text),
     st.sampled_from(["kept", "stripped", "auto"]),
     st.sampled_from([ChatTemplate(CHATML), ChatTemplate(STRICT), None]),
-    st.sampled_from([None, 400]),
+    st.sampled_from([None, 400, 5_000]),
     st.integers(1, 24),
 )
 def test_a_rendered_opening_changes_no_byte_no_id_and_no_hash(
@@ -111,3 +114,37 @@ def test_hashes_go_on_behind_those_that_are_known(known: int, more: int, block_s
     ids = list(range(known * block_size + more))
     whole = block_hashes(ids, block_size, "salt")
     assert HashMemo().block_hashes(ids, block_size, "salt", whole[:known]) == whole
+
+
+def test_conversations_that_branch_share_the_opening_up_to_their_branch() -> None:
+    planner, builder = (
+        Planner(TOKENIZER, ChatTemplate(CHATML), ""),
+        PromptBuilder(TOKENIZER, ChatTemplate(CHATML), "", 8),
+    )
+    limits = Limits(None, None, 16, 4)
+    pasts = [
+        tuple(PastMessage("user" if place % 2 == 0 else "assistant", word) for place, word in enumerate(said.split()))
+        for said in ("", "a b", "a b c d", "a b x y", "a z", "a b c d e f", "")
+    ]
+    for past in pasts:
+        plan = planner.plan(Transcript(LONG, past, "And now?"), Candidates(()), limits)
+        whole = PromptBuilder(TOKENIZER, ChatTemplate(CHATML), "", 8).render(plan, "salt")
+        assert builder.render(plan, "salt", opening=builder.opening(plan, "salt")) == whole
+
+
+def test_the_openings_that_were_used_last_are_kept_within_both_bounds() -> None:
+    builder = PromptBuilder(TOKENIZER, ChatTemplate(CHATML), "", 8)
+    planner = Planner(TOKENIZER, ChatTemplate(CHATML), "")
+    kept = Openings(most_tokens=3 * len(LONG), most_openings=8)
+    plans = [
+        planner.plan(Transcript(f"{number}{LONG}", (), "?"), Candidates(()), Limits(None, None, 16, 4))
+        for number in range(5)
+    ]
+    for plan in plans:
+        opening = builder.opening(plan, "salt")
+        assert opening is not None
+        assert kept.keep(opening) is opening
+    assert len(kept) == 2
+    assert kept.tokens <= 3 * len(LONG)
+    assert [kept.of(plan, "salt") is not None for plan in plans] == [False, False, False, True, True]
+    assert kept.of(plans[-1], "another") is None
