@@ -128,9 +128,9 @@ class Calibrator:
                 self._speed.cannot_calibrate(key, str(reason))
                 continue
             except ApiError as error:
-                log.info("the calibration waits for the engine: %s", error.message)
+                log.info("the calibration of %s waits: %s", self._speed.name, error.message)
             except Exception:
-                log.exception("the calibration failed")
+                log.exception("the calibration of %s failed", self._speed.name)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -142,15 +142,16 @@ class Calibrator:
             if estimate is None or not is_noisy(estimate.prefill, calibration.samples):
                 break
             if attempt + 1 < ATTEMPTS:
-                log.info("the engine was not idle while it was calibrated; it is measured again")
+                log.info("%s was not idle while it was calibrated; it is measured again", self._speed.name)
                 await asyncio.sleep(self._settings.probe_interval_s)
         else:
             log.warning(
-                "the engine is never idle: what was measured counts as so many requests, and later ones correct it"
+                "%s is never idle: what was measured counts as so many requests, and later ones correct it",
+                self._speed.name,
             )
         self._speed.calibrated(key, calibration.samples)
         if estimate is not None:
-            _tell(estimate.prefill, calibration.samples)
+            _tell(self._speed.name, estimate.prefill, calibration.samples)
 
     async def _measured(self, facts: EngineFacts) -> Calibration:
         settings = self._settings
@@ -170,7 +171,7 @@ class Calibrator:
                 log.debug("a request came; the calibration goes on later")
             if self._neighbour is None or not self._neighbour.busy:
                 return calibration
-            log.info("documents came while the engine was calibrated; it is measured again after them")
+            log.info("documents came while %s was calibrated; it is measured again after them", self._speed.name)
 
     def _evicted_by(self, sample: Sample) -> None:
         """What a measurement computed has taken blocks from what users' prompts left in the engine."""
@@ -196,10 +197,11 @@ class Calibrator:
                 await asyncio.wait((measuring, called))
 
 
-def _tell(model: PrefillModel, samples: Sequence[Sample]) -> None:
+def _tell(name: str, model: PrefillModel, samples: Sequence[Sample]) -> None:
     log.info(
-        "engine calibrated with %d requests in %.1f s: %.1f ms + %.3f ms a token + %.3f µs a pair of tokens, "
+        "%s calibrated with %d requests in %.1f s: %.1f ms + %.3f ms a token + %.3f µs a pair of tokens, "
         "mean error %.1f %%",
+        name,
         len(samples),
         sum(sample.total_s for sample in samples),
         model.fixed_s * 1e3,

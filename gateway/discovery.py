@@ -124,7 +124,11 @@ class Discovery:
     def _tell(self) -> None:
         """Which is which, for the operator: names alone stand in answers and metrics. One engine needs no telling."""
         if len(self.endpoints) > 1:
-            shown = ", ".join(f"{each.name} at {urlsplit(each.url).hostname}" for each in self.endpoints)
+            places = [urlsplit(each.url) for each in self.endpoints]
+            hosts = [place.hostname for place in places]
+            # Engines on one host differ in the port.
+            told = [place.netloc if hosts.count(place.hostname) > 1 else place.hostname for place in places]
+            shown = ", ".join(f"{each.name} at {place}" for each, place in zip(self.endpoints, told, strict=True))
             log.info("%d engines: %s", len(self.endpoints), shown)
 
     async def _watch(self) -> None:

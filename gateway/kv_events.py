@@ -12,6 +12,7 @@ import zmq.asyncio
 
 from cache.event_blocks import EventBlocks, EventCounts
 from cache.residency import Residency
+from gateway.endpoints import ONLY_NAME
 from gateway.event_feed import TICK_S, FeedCounts, RankFeed
 from gateway.event_sources import AUTO, OFF, EventSource, stated_sources, told_sources
 
@@ -51,8 +52,11 @@ class KvEvents:
         ask: Callable[[], Awaitable[Any]],
         residency: Callable[[], Residency | None],
         *,
+        name: str = ONLY_NAME,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`name` is the replica's, for the log."""
+        self._name = name
         self._setting = setting
         self._engine_url = engine_url
         self._ask = ask
@@ -96,7 +100,7 @@ class KvEvents:
                 await self._follow(residency, sources)
             except Exception as error:
                 # Requests are predicted from what was sent; the engine's word on each answer stays.
-                log.warning("KV events cannot be followed: %s", type(error).__name__)
+                log.warning("KV events of %s cannot be followed: %s", self._name, type(error).__name__)
                 self.degrade(residency, "they cannot be followed")
                 await asyncio.sleep(TICK_S)
 
@@ -164,7 +168,8 @@ class KvEvents:
         self.state = EventState(name, reason, since_s)
         log.log(
             logging.WARNING if name == "degraded" else logging.INFO,
-            "KV events: %s%s",
+            "KV events of %s: %s%s",
+            self._name,
             name,
             f", {reason}" if reason else "",
         )

@@ -83,9 +83,13 @@ class Replica:
         self.facts = EngineFacts(reachable=False)
         self.pacer = Pacer(enabled=settings.pacing, max_queued=settings.max_queued)
         self.residency: Residency | None = None
-        self.events = KvEvents(settings.kv_events, endpoint.url, self._event_sources, lambda: self.residency)
+        self.events = KvEvents(
+            settings.kv_events, endpoint.url, self._event_sources, lambda: self.residency, name=endpoint.name
+        )
         # The addresses behind one name are taken to be equally fast: a new one begins with what is known.
-        self.speed = ReplicaSpeed(settings, engine_url=f"http://{endpoint.host}" if endpoint.host else endpoint.url)
+        self.speed = ReplicaSpeed(
+            settings, name=endpoint.name, engine_url=f"http://{endpoint.host}" if endpoint.host else endpoint.url
+        )
         self.speed.on_change(self.pacer.learned)
         self.refused: str | None = None
         self.draining = False

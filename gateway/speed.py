@@ -10,6 +10,7 @@ from types import TracebackType
 
 from gateway.backends.facts import EngineFacts
 from gateway.calibration_steps import Sample
+from gateway.endpoints import ONLY_NAME
 from gateway.lessons import Calibrated, Decoded, Prefilled, taught
 from gateway.serving import Missing
 from gateway.settings import Settings
@@ -42,12 +43,14 @@ class ReplicaSpeed:
         self,
         settings: Settings,
         *,
+        name: str = ONLY_NAME,
         engine_url: str | None = None,
         machine: str | None = None,
         save_every_s: float = SAVE_EVERY_S,
         learn_after_s: float = LEARN_AFTER_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.name = name
         self._files = SpeedFiles(settings.data_dir / FOLDER)
         self._engine_url = (settings.engine_url if engine_url is None else engine_url).rstrip("/")
         self._quantile = settings.safety_quantile
@@ -134,7 +137,7 @@ class ReplicaSpeed:
             return
         self._known = True
         self._ask_for_calibration()
-        log.warning("the engine cannot be calibrated: %s", reason)
+        log.warning("%s cannot be calibrated: %s", self.name, reason)
         self._missing = (
             Missing(
                 "calibration",
@@ -212,7 +215,7 @@ class ReplicaSpeed:
                 await self._learn()
             except Exception:
                 # Without a fit requests are answered all the same; the next lesson may be a better one.
-                log.exception("learning the engine's speed failed")
+                log.exception("learning the speed of %s failed", self.name)
             if not self._wake.is_set():
                 self._settled.set()
         await self._save()
@@ -230,11 +233,11 @@ class ReplicaSpeed:
             raw = await asyncio.to_thread(self._files.read, key)
             learner = await asyncio.to_thread(SpeedLearner.load, raw, self._quantile) if raw is not None else None
         except (UnusableSpeed, CorruptSpeed) as error:
-            log.warning("the kept speed of the engine is not used, it is measured anew: %s", error)
+            log.warning("the kept speed of %s is not used, it is measured anew: %s", self.name, error)
         same = before is None or before.filled_from(key).difference(key.filled_from(before)) is None
         if learner is not None:
             self._learner, self._known, self._unsaved = learner, True, False
-            log.info("the engine's speed is known from an earlier run")
+            log.info("the speed of %s is known from an earlier run", self.name)
         elif not same:
             self._learner, self._known, self._unsaved = SpeedLearner(self._quantile), False, False
         if not same:
@@ -267,9 +270,9 @@ class ReplicaSpeed:
         was_drifting = before is not None and before.drifting
         if estimate is not None and estimate.drifting != was_drifting:
             if estimate.drifting:
-                log.warning("the engine's speed drifts: recent prefills disagree with what was learned before")
+                log.warning("the speed of %s drifts: recent prefills disagree with what was learned", self.name)
             else:
-                log.info("the engine's speed is learned again")
+                log.info("the speed of %s is learned again", self.name)
         for follow in self._followers:
             follow(estimate)
 
@@ -282,7 +285,7 @@ class ReplicaSpeed:
             raw = await asyncio.to_thread(self._learner.dump)
             await asyncio.to_thread(self._files.write, self._key, raw)
         except OSError as error:
-            log.warning("the engine's speed cannot be kept: %s", error.strerror)
+            log.warning("the speed of %s cannot be kept: %s", self.name, error.strerror)
             return
         self._unsaved = False
 

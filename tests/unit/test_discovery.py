@@ -335,10 +335,12 @@ async def test_a_variable_wins_over_the_file_at_a_reload_too(monkeypatch: pytest
         assert hosts(found.endpoints) == ["http://127.0.0.1:9"]
 
 
-async def test_which_engine_is_which_is_logged_without_ports_when_there_are_several(
+async def test_which_engine_is_which_is_logged_when_there_are_several_with_ports_only_where_hosts_are_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
+    async with discovery("a=http://10.0.0.1:7001,b=http://10.0.0.1:7002,c=http://10.0.0.2:7001"):
+        assert "3 engines: a at 10.0.0.1:7001, b at 10.0.0.1:7002, c at 10.0.0.2" in caplog.text
     async with discovery("a=http://10.0.0.1:8123,b=http://10.0.0.2:8123"):
         assert "2 engines: a at 10.0.0.1, b at 10.0.0.2" in caplog.text
         assert "8123" not in caplog.text
