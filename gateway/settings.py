@@ -31,7 +31,9 @@ def what_is_wrong(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     return "; ".join(
-        f"{'.'.join(str(part) for part in item['loc']) or 'settings'}: {item['msg']}" for item in error.errors()
+        f"{'.'.join(str(part) for part in item['loc']) or 'settings'}: "
+        f"{'there is no such setting' if item['type'] == 'extra_forbidden' else item['msg']}"
+        for item in error.errors()
     )
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from gateway.cli.lint_log import Malformed, logged_requests
 from gateway.cli.lint_prefix import CURES, VOLATILE_CURE, Findings, Linter
 from gateway.cli.options import AsJson
-from gateway.cli.terminal import FAILURE, USAGE, CliError, count, err, out, printable
+from gateway.cli.terminal import FAILURE, USAGE, CliError, count, counted, err, out, printable
 from prompt_builder.tokenizer import EstimateTokenizer, NoTokenizer, load_tokenizer
 
 MOST_MALFORMED_TOLD = 20
@@ -53,9 +53,11 @@ def lint(
         for number, reason in told:
             err().print(f"line {number:,}: {reason}; left out", markup=False, soft_wrap=True)
         if malformed > len(told):
-            err().print(f"{malformed - len(told):,} more lines were left out", markup=False, soft_wrap=True)
+            err().print(f"{counted(malformed - len(told), 'more line')} left out", markup=False, soft_wrap=True)
     if not findings.requests:
-        raise CliError(f"{printable(str(file))} holds no chat request ({malformed:,} lines were left out).", USAGE)
+        raise CliError(
+            f"{printable(str(file))} holds no chat request ({counted(malformed, 'line')} left out).", USAGE
+        )
     if as_json:
         wire = {
             **findings.wire(),
@@ -85,7 +87,7 @@ def _show(findings: Findings, malformed: int, exact: bool, console: Console) -> 
             console.print("[bold]System texts that change from request to request[/bold]")
         model = f" of {escape(printable(found.model))}" if found.model else ""
         console.print(
-            f"\n{count(found.requests)} requests{model}, from line {count(found.line)} on: "
+            f"\n{counted(found.requests, 'request')}{model}, from line {count(found.line)} on: "
             f"{count(found.lost_tokens)} tokens behind the first change were not reused"
         )
         table = Table("line", "kind", "text", box=None)
@@ -106,12 +108,12 @@ def _show(findings: Findings, malformed: int, exact: bool, console: Console) -> 
         console.print()
     said = "tokens" if exact else "tokens (estimated; --tokenizer counts them)"
     console.print(
-        f"{count(findings.requests)} requests, {count(findings.prompt_tokens)} {said} in their prompts; "
+        f"{counted(findings.requests, 'request')}, {count(findings.prompt_tokens)} {said} in their prompts; "
         f"{count(findings.reusable_tokens)} could have been reused, as sent {count(findings.reused_tokens)}.",
         markup=False,
         soft_wrap=True,
     )
     if malformed:
-        console.print(f"{malformed:,} lines were left out.", markup=False, soft_wrap=True)
+        console.print(f"{counted(malformed, 'line')} left out.", markup=False, soft_wrap=True)
     if not findings.any:
         console.print("Nothing found.", markup=False)

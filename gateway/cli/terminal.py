@@ -115,6 +115,11 @@ def count(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else "?"
 
 
+def counted(number: int, thing: str) -> str:
+    """`1 line`, `2 lines`."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
 def rate(value: object) -> str:
     """Tokens per second."""
     return f"{value:.1f}" if isinstance(value, int | float) else "?"

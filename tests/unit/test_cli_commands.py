@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from gateway.cli.ask import budget_line
 from gateway.cli.files import find_documents
 from gateway.cli.main import app
-from gateway.cli.terminal import CliError, printable
+from gateway.cli.terminal import CliError, counted, printable
 
 ANSWER = ["Clar", "ence\u2028is ", "its name [k7f2]. \U0001f6df"]
 EXTENSION = {
@@ -482,6 +482,10 @@ def test_key_prints_a_key_whose_hash_is_the_line_for_the_file_and_the_entry_of_t
     assert line == f"acme {digest}"
     assert entry == f"acme:{digest}"
     assert CliRunner().invoke(app, ["key", "a b"]).exit_code == 2
+
+
+def test_one_thing_is_told_as_one() -> None:
+    assert [counted(number, "line") for number in (0, 1, 2, 1000)] == ["0 lines", "1 line", "2 lines", "1,000 lines"]
 
 
 def test_text_from_a_document_cannot_drive_the_terminal() -> None:

@@ -119,7 +119,7 @@ def test_malformed_lines_are_counted_and_named(tmp_path: Path) -> None:
     shown = run(write(tmp_path, [*lines, chat("a")]))
     assert shown.exit_code == 0
     assert "line 1: not JSON; left out" in shown.stderr
-    assert "7 lines were left out" in shown.stdout
+    assert "7 lines left out" in shown.stdout
 
 
 @pytest.mark.parametrize("lines", [[], ["nothing"], ['{"a": 1}']])
