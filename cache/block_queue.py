@@ -74,12 +74,16 @@ class BlockQueue:
 
     def use(self, blocks: Sequence[Block]) -> None:
         """One more running request uses these blocks: they leave the queue."""
+        queue, before = self._queue, len(self._queue)
         for block in blocks:
-            if not block.references:
-                del self._queue[block]
-                self._queued -= 1
+            if block.references:
+                block.references += 1
+            else:
+                del queue[block]
                 block.told = False
-            block.references += 1
+                block.references = 1
+        # No block that can be hit stands for several.
+        self._queued -= before - len(queue)
 
     def take(self, count: int) -> None:
         """Free blocks for a running request, empty until `fill` says what they hold. `count` must be free."""
@@ -88,17 +92,25 @@ class BlockQueue:
         left = count - empty
         self._queued -= left
         self.evictions += left
+        queue, resident, copies, on_eviction = self._queue, self.resident, self._copies, self.on_eviction
         while left:
-            block, _none = self._queue.popitem(last=False)
+            block, _none = queue.popitem(last=False)
             if block.alike > left:
                 block.alike -= left
-                self._queue[block] = None
-                self._queue.move_to_end(block, last=False)
+                queue[block] = None
+                queue.move_to_end(block, last=False)
                 return
             left -= block.alike
-            self._forget(block)
-            if self.on_eviction is not None and block.key != UNKNOWN:
-                self.on_eviction(block.key)
+            key = block.key
+            if key == UNKNOWN:
+                continue
+            if key in copies:
+                self._forget(block)
+            else:
+                # As `_forget` does: nearly all, and a long prompt evicts thousands.
+                del resident[key]
+            if on_eviction is not None:
+                on_eviction(key)
 
     def run_through(self, count: int) -> None:
         """A request of unknown content takes so many free blocks, fills and releases them. `count` must be free."""
@@ -111,9 +123,9 @@ class BlockQueue:
 
     def fill(self, key: bytes) -> Block:
         """One of the blocks that were taken is computed and holds `key`."""
-        block = Block(UNKNOWN)
-        if key != UNKNOWN:
-            self.name(block, key)
+        block = Block(key)
+        if key != UNKNOWN and self.resident.setdefault(key, block) is not block:
+            self._copies.setdefault(key, []).append(block)
         return block
 
     def name(self, block: Block, key: bytes) -> None:

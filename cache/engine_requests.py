@@ -158,10 +158,11 @@ class EngineRequests:
     def _take(self, lease: Lease, count: int) -> None:
         self.blocks.take(count)
         lease.empty += count
-        whole = lease.computed_tokens // self.block_size
-        while lease.empty and len(lease.blocks) < whole:
-            lease.blocks.append(self.blocks.fill(lease.hashes[len(lease.blocks)]))
-            lease.empty -= 1
+        filled = len(lease.blocks)
+        last = min(lease.computed_tokens // self.block_size, filled + lease.empty)
+        if filled < last:
+            lease.blocks += map(self.blocks.fill, lease.hashes[filled:last])
+            lease.empty -= last - filled
 
     def _vacate(self, lease: Lease) -> None:
         del self.running[lease]
