@@ -188,7 +188,8 @@ async def test_the_gateways_probes_are_paths_that_answer_without_a_key(tmp_path:
         settings = settings_for(tmp_path, sim.url, api_keys=f"ada:{'0' * 64}")
         async with run_gateway(settings) as gateway, gateway.session() as session:
             for probe in probes:
-                async with session.get(probe["path"]) as response:
+                # As the node does: the pod's address is the host.
+                async with session.get(probe["path"], headers={"host": "10.1.2.3:8080"}) as response:
                     assert response.status == 200, probe
             async with session.get(PROMETHEUS["scrape_configs"][0]["metrics_path"]) as response:
                 assert response.status == 401
