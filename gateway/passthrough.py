@@ -27,6 +27,7 @@ from gateway.timings import EngineUsage, server_timing
 from gateway.turns import StreamedAnswer, WholeAnswer, elapsed_ms, nothing, plain_timings
 from gateway.volatile import VolatileText
 from gateway.wire import TEMPLATE_FIELDS, ChatRequest, to_json
+from prompt_builder.layout import scaffold_tokens
 from prompt_builder.outlook import Clock
 from prompt_builder.types import Message, Prompt
 
@@ -60,9 +61,9 @@ async def pass_through(
     budget = plain.budget
     fields = engine_body(body, plain.served_model, stream=bool(request.stream))
     if _size_bytes(request) > SMALL_BYTES:
-        work, room, prompt = await asyncio.to_thread(_measure, replicas, request, context, plain)
+        work, room, prompt = await asyncio.to_thread(measure, replicas, request, context, plain)
     else:
-        work, room, prompt = _measure(replicas, request, context, plain)
+        work, room, prompt = measure(replicas, request, context, plain)
     forecasts = replicas.hurried(replicas.forecasts(work, context.cache_salt), work.deadline_s)
     in_time = refuse_if_late(forecasts, budget)
     if in_time is not None and budget.strict:
@@ -125,42 +126,63 @@ async def pass_through(
 
 def plain_prompt(request: ChatRequest, serving: Serving, salt: str) -> Prompt | None:
     """The prompt that the engine will make of these messages; None where only the engine can tell."""
-    extra = request.model_extra or {}
-    shaped = request.tools or any(extra.get(name) is not None for name in TEMPLATE_FIELDS)
-    if shaped or not all(message.plain for message in request.messages):
-        return None
+    return _rendered(request, serving, salt) if _is_plain(request) else None
+
+
+def _rendered(request: ChatRequest, serving: Serving, salt: str) -> Prompt:
     messages = [Message(message.role, message.text) for message in request.messages if message.role != "function"]
     return serving.builder.passthrough(messages, salt)
 
 
-def _measure(
+def _is_plain(request: ChatRequest) -> bool:
+    """Whether the messages' roles and texts are all that the engine makes its prompt of."""
+    extra = request.model_extra
+    if request.tools or (extra and any(extra.get(name) is not None for name in TEMPLATE_FIELDS)):
+        return False
+    return all(message.plain for message in request.messages)
+
+
+def measure(
     replicas: Replicas, request: ChatRequest, context: RequestContext, plain: Plain
 ) -> tuple[Work, int | None, Prompt | None]:
     """What the request asks of the engine, the largest `max_tokens` that fits where less was asked for, the prompt.
 
-    Takes time with the length of the messages.
+    The prompt is None where its ids are not known. Takes time with the length of the messages.
     """
     serving, budget = plain.serving, plain.budget
-    prompt = plain_prompt(request, serving, context.cache_salt)
+    prompt: Prompt | None = None
+    is_plain = _is_plain(request)
+    if not is_plain:
+        tokens = _size_bytes(request) // BYTES_PER_TOKEN + 1
+    elif serving.template is None or not serving.tokenizer.exact:
+        # Rendering would tell no more than this sum.
+        tokens = _counted_tokens(request, serving)
+    else:
+        prompt = _rendered(request, serving, context.cache_salt)
+        tokens = prompt.tokens
+    measured = prompt or Prompt((), (), None, tokens, ())
     clock = Clock(budget.ttft_s, elapsed_ms(context) / 1000)
     outlooks = replicas.outlooks(context.cache_salt, prompt)
-    if prompt is None:
-        estimate = Prompt((), (), None, _size_bytes(request) // BYTES_PER_TOKEN + 1, ())
-        forecast = next(iter(forecast_plain(estimate, outlooks, clock)), None)
-        return Work(estimate.tokens, None, (), forecast, budget.deadline_s(context), request.n or 1), None, None
     work = Work(
-        tokens=prompt.tokens,
-        token_ids=prompt.token_ids,
-        hashes=prompt.block_hashes,
-        forecast=next(iter(forecast_plain(prompt, outlooks, clock)), None),
+        tokens=tokens,
+        token_ids=measured.token_ids,
+        hashes=measured.block_hashes,
+        forecast=next(iter(forecast_plain(measured, outlooks, clock)), None),
         deadline_s=budget.deadline_s(context),
         choices=request.n or 1,
     )
     window, asked = serving.facts.max_model_len, request.answer_limit
-    if window is None or asked is None:
+    if not is_plain or window is None or asked is None:
         return work, None, prompt
-    left = window - prompt.tokens
+    left = window - tokens
     return work, left if 1 <= left < asked else None, prompt
+
+
+def _counted_tokens(request: ChatRequest, serving: Serving) -> int:
+    """As many as the prompt of plain messages has where its scaffolding is not known."""
+    roles = [message.role for message in request.messages if message.role != "function"]
+    counted = sum([serving.tokenizer.count(message.text) for message in request.messages])
+    return counted + scaffold_tokens(roles, serving.tokenizer, serving.template)
 
 
 def _size_bytes(request: ChatRequest) -> int:

@@ -27,10 +27,10 @@ async def relay_unchanged(
     async with aclosing(stream.reads()) as reads:
         async for data in reads:
             on_read(data)
-            special = _first_special(data)
-            if special is None:
+            if data.rfind(b'"usage"') < 0 and data.rfind(b'"error"') < 0:
                 yield data
                 continue
+            special = _first_special(data)
             kept = [data[:special]]
             failure: ApiError | None = None
             for event in split_events(data[special:]):
@@ -47,12 +47,10 @@ async def relay_unchanged(
                 raise failure
 
 
-def _first_special(data: bytes) -> int | None:
-    """Where the first event begins that holds a usage report or an error, None when there is none."""
-    places = [place for place in (first_place(data, b'"usage"'), first_place(data, b'"error"')) if place >= 0]
-    if not places:
-        return None
-    end_before = data.rfind(b"\n\n", 0, min(places))
+def _first_special(data: bytes) -> int:
+    """Where the first event begins that holds a usage report or an error, of data that holds one."""
+    places = (first_place(data, b'"usage"'), first_place(data, b'"error"'))
+    end_before = data.rfind(b"\n\n", 0, min(place for place in places if place >= 0))
     return end_before + 2 if end_before >= 0 else 0
 
 
