@@ -204,7 +204,7 @@ async def test_a_killed_worker_is_started_again_and_its_work_taken_over(
         async def are_two() -> bool:
             return len(await served.samples("headstart_chat_in_flight")) == 2
 
-        await until(are_two, 30.0)
+        await until(are_two, 120.0)
         assert [(await served.ask("sim-model", "hello")).status for _ in range(8)] == [200] * 8
         for worker in served.workers:
             assert worker.pid != first.pid
