@@ -22,8 +22,10 @@ log = logging.getLogger("headstart.speed")
 
 FOLDER = "latency"
 SAVE_EVERY_S = 60.0
-LEARN_AFTER_S = 0.5
-"""So long lessons gather once something is known: a fit for each would take the CPU from the next request."""
+LEARN_AFTER_S = 1.0
+"""So long lessons gather: a fit for each would take the CPU from the next request."""
+AT_ONCE = 64
+"""So many are learned as they come while nothing is known: they may be what makes an engine known."""
 MOST_WAITING = 1000
 """Lessons that wait for the learner; of more the oldest are dropped. A fit takes them all at once."""
 
@@ -33,8 +35,8 @@ Follower = Callable[[SpeedEstimate | None], None]
 class ReplicaSpeed:
     """What one replica's requests teach. Everything is called on the event loop and returns at once.
 
-    Learning takes milliseconds and runs on a thread, one step at a time: `estimate` follows a moment later, and once
-    there is one after `learn_after_s`, with all that was said meanwhile. What is known is written below
+    Learning takes milliseconds and runs on a thread, one step at a time: `estimate` follows a moment later, and after
+    the first lessons `learn_after_s` later, with all that was said meanwhile. What is known is written below
     `data_dir/latency` at most every `save_every_s` seconds and in the end, under what it belongs to: engine, version,
     model, block size, and this machine.
     """
@@ -73,6 +75,7 @@ class ReplicaSpeed:
         self._closing = False
         self._wake = asyncio.Event()
         self._learning_due: asyncio.TimerHandle | None = None
+        self._taken = 0
         self._settled = asyncio.Event()
         self._uncalibrated = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -172,7 +175,8 @@ class ReplicaSpeed:
 
     def _learn_soon(self, lesson: Prefilled | Decoded) -> None:
         self._lessons.append(lesson)
-        if self._estimate is None:
+        self._taken += 1
+        if self._estimate is None and self._taken <= AT_ONCE:
             self._turn_to_work()
         elif self._learning_due is None:
             self._learning_due = asyncio.get_running_loop().call_later(self._learn_after_s, self._turn_to_work)
@@ -242,6 +246,7 @@ class ReplicaSpeed:
             self._learner, self._known, self._unsaved = SpeedLearner(self._quantile), False, False
         if not same:
             self._missing = ()
+            self._taken = 0
         self._key = key
         if self._next == key:
             self._next = None

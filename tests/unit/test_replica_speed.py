@@ -9,7 +9,7 @@ import pytest
 
 from gateway.backends.facts import EngineFacts
 from gateway.settings import Settings
-from gateway.speed import ReplicaSpeed
+from gateway.speed import AT_ONCE, ReplicaSpeed
 from gateway.speed_file import SpeedFiles, key_of
 from latency.model import CPU_135M, PrefillModel
 from latency.speed import SpeedEstimate
@@ -250,3 +250,17 @@ async def test_gathered_lessons_are_learned_without_being_asked_for(tmp_path: Pa
         speed.on_change(lambda estimate: heard.set())
         speed.observe(300, 0, CPU_135M.predict_s(300, 0))
         await asyncio.wait_for(heard.wait(), 10)
+
+
+async def test_lessons_that_say_nothing_are_not_learned_one_by_one_for_ever(tmp_path: Path) -> None:
+    async with ReplicaSpeed(Settings(data_dir=tmp_path), machine="desk", learn_after_s=3600.0) as speed:
+        speed.facts_changed(FACTS)
+        for _ in range(AT_ONCE):
+            speed.observe(300, 0, CPU_135M.predict_s(300, 0))
+        await speed.settled()
+        for uncached, cached in SIZES:
+            speed.observe(uncached, cached, CPU_135M.predict_s(uncached, cached))
+        await asyncio.sleep(0.05)
+        assert speed.estimate is None
+        await speed.settled()
+        assert speed.estimate is not None
