@@ -12,10 +12,11 @@ import aiohttp
 
 from cache.prompt_tree import PromptTree
 from cache.residency import Residency
-from gateway.backends.facts import Answer, EngineCaller, EngineFacts, probe_engine
+from gateway.backends.facts import EngineFacts
 from gateway.backends.vllm import EngineLimits, VllmBackend
 from gateway.endpoints import Endpoint
 from gateway.health import Health
+from gateway.inquiry import Inquiry
 from gateway.kv_events import KvEvents
 from gateway.pacing import Pacer, Prefill
 from gateway.runs import Onlooker, Run, Work
@@ -26,16 +27,10 @@ from prompt_builder.outlook import NothingHeld, Outlook
 
 log = logging.getLogger("headstart.replicas")
 
-_INCONCLUSIVE_PROBES = 5
-_ASK_AGAIN_PROBES = 12
-"""An engine that answered no probe request so far is asked again at every so many probes."""
-
 _STARTS_REMEMBERED = 4
 
 STALE_S = 0.05
 """A prompt that has waited for so long may find more in the engine's cache than when it was planned."""
-
-_SOURCES_LIMIT_S = 5.0
 
 SEVERAL_ENGINES = (
     "several engines answer at this address in turn, so that what one holds is of no use at the next: "
@@ -73,7 +68,6 @@ class Replica:
     ) -> None:
         self.endpoint = endpoint
         self._settings = settings
-        self._session = session
         self._changed = changed
         self._first_probe_s = first_probe_s
         self.health = Health()
@@ -81,10 +75,11 @@ class Replica:
             session, endpoint.url, settings.engine_api_key, limits, host=endpoint.host, broke_off=self._broke_off
         )
         self.facts = EngineFacts(reachable=False)
+        self._inquiry = Inquiry(session, endpoint, settings, self._corrected)
         self.pacer = Pacer(enabled=settings.pacing, max_queued=settings.max_queued)
         self.residency: Residency | None = None
         self.events = KvEvents(
-            settings.kv_events, endpoint.url, self._event_sources, lambda: self.residency, name=endpoint.name
+            settings.kv_events, endpoint.url, self._inquiry.event_sources, lambda: self.residency, name=endpoint.name
         )
         # The addresses behind one name are taken to be equally fast: a new one begins with what is known.
         self.speed = ReplicaSpeed(
@@ -99,8 +94,6 @@ class Replica:
         self._entered = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._inconclusive = 0
-        self._probes = 0
         self._said: str | None = None
         self._starts: list[float] = []
         self._probed = asyncio.Event()
@@ -265,32 +258,9 @@ class Replica:
                 continue
 
     async def probe(self) -> None:
-        """Asks the engine; the full questions only until they are answered, or it changed.
-
-        Of a process that answers again after a silence all is known already.
-        """
+        """Asks the engine what it is now, and takes it up."""
         known = self.facts
-        self._probes += 1
-        given_up = self._inconclusive >= _INCONCLUSIVE_PROBES and self._probes % _ASK_AGAIN_PROBES != 0
-        back = replace(known, reachable=True, error=None)
-        settled = (back.conclusive and (known.reachable or known.started_s is not None)) or (
-            known.reachable and given_up
-        )
-        facts = await self._asked(chat=not settled)
-        if settled and facts.reachable:
-            unchanged = facts.same_engine(back) and facts.prefix_caching in (None, known.prefix_caching)
-            if known.reachable and unchanged:
-                self.health.probed(None)
-                self._say()
-                return
-            if unchanged and facts.started_s == known.started_s:
-                facts = back
-            else:
-                facts = await self._asked(chat=True)
-        self._inconclusive = self._inconclusive + 1 if facts.reachable and not facts.conclusive else 0
-        if not facts.reachable:
-            # What was known of the model still shapes prompts and chunks until the engine comes back.
-            facts = known.gone(facts.error)
+        facts = await self._inquiry.facts(known)
         self.health.probed(None if facts.reachable else facts.error or "not reachable")
         if facts == known:
             self._say()
@@ -302,21 +272,7 @@ class Replica:
         self.speed.facts_changed(facts)
         await self._changed(self)
 
-    async def _event_sources(self) -> object:
-        """The engine's word on where it publishes KV events; None where it gives none."""
-        caller = EngineCaller(self._session, self.endpoint.url, self._settings.engine_api_key, self.endpoint.host)
-        answer = await caller.get("/kv_event_sources", _SOURCES_LIMIT_S)
-        return answer.body if isinstance(answer, Answer) and answer.ok else None
-
-    async def _asked(self, *, chat: bool) -> EngineFacts:
-        facts = await probe_engine(
-            self._session,
-            self.endpoint.url,
-            self._settings.engine_api_key,
-            model=self._settings.model,
-            chat=chat,
-            host=self.endpoint.host,
-        )
+    def _corrected(self, facts: EngineFacts) -> EngineFacts:
         if facts.reachable and self.residency is not None and not self.residency.reuses:
             facts = replace(facts, prefix_caching=False)
         # Of several processes in turn each would look like a restart.
