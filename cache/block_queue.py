@@ -17,7 +17,7 @@ class Block:
 
     `released` is the turn in which it last joined the eviction queue: of two blocks in the queue the lower one is
     evicted first. `told` marks one that no request seen here has used: only the engine's word stands for it. One of
-    unknown content may stand for as many as `alike` says, which were released together.
+    unknown content may stand for as many as `alike` says, released one after the other and the last in this turn.
     """
 
     key: bytes
@@ -25,6 +25,11 @@ class Block:
     released: int = 0
     told: bool = False
     alike: int = 1
+
+    @property
+    def first_released(self) -> int:
+        """The turn of the first of those that it stands for."""
+        return self.released - self.alike + 1
 
 
 class BlockQueue:
@@ -117,7 +122,7 @@ class BlockQueue:
         if count <= 0:
             return
         self.take(count)
-        self._turn += 1
+        self._turn += count
         self._queue[Block(UNKNOWN, references=0, released=self._turn, alike=count)] = None
         self._queued += count
 
@@ -169,7 +174,7 @@ class BlockQueue:
         block.told = True
         self.release([block], 0)
         if next_evicted:
-            block.released = min(block.released, next(iter(self._queue)).released)
+            block.released = min(block.released, next(iter(self._queue)).first_released)
             self._queue.move_to_end(block, last=False)
 
     def drop(self, key: bytes) -> int:
@@ -183,21 +188,27 @@ class BlockQueue:
 
     def drop_up_to(self, released: int) -> int:
         """Blocks of the queue that were released in this turn or before are empty after all; how many these were."""
-        return sum(map(self._drop, list(self._released_by(released))))
+        dropped = 0
+        while self._queue and (block := next(iter(self._queue))).first_released <= released:
+            if block.released <= released:
+                dropped += self._drop(block)
+            else:
+                count = released - block.first_released + 1
+                block.alike -= count
+                self._emptied(count)
+                dropped += count
+        return dropped
 
     def _drop(self, block: Block) -> int:
         """A block of the queue is empty; how many it stood for."""
         del self._queue[block]
         self._forget(block)
-        self._queued -= block.alike
-        self._empty += block.alike
+        self._emptied(block.alike)
         return block.alike
 
-    def _released_by(self, released: int) -> Iterator[Block]:
-        for block in self._queue:
-            if block.released > released:
-                return
-            yield block
+    def _emptied(self, count: int) -> None:
+        self._queued -= count
+        self._empty += count
 
     def _forget(self, block: Block) -> None:
         key = block.key
