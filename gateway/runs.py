@@ -51,7 +51,11 @@ class Work:
 
 
 class Run:
-    """From the release of a request to its end; `close` is idempotent and gives everything back."""
+    """From the release of a request to its end; `close` is idempotent and gives everything back.
+
+    Taking a long prompt's blocks takes milliseconds. `soon` calls what it is given in a moment, when the request is
+    on its way; without it the blocks are taken at once. They are in any case as soon as anything is asked of them.
+    """
 
     def __init__(
         self,
@@ -65,6 +69,7 @@ class Run:
         closed: Callable[["Run"], None] = lambda run: None,
         onlooker: Onlooker | None = None,
         clock: Callable[[], float] = time.monotonic,
+        soon: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self.work = work
         self._ticket = ticket
@@ -78,13 +83,29 @@ class Run:
         self._next_block_tokens = 0
         self._step_before: int | None = None
         self._clock = clock
-        self._lease: Lease | None = None
-        if residency is not None and work.token_ids is not None:
-            self._lease = residency.begin(work.token_ids, salt, work.hashes)
+        self._salt = salt
+        self._begun = False
+        self._taken: Lease | None = None
         self._sent_s = clock()
         self._first_s: float | None = None
-        if onlooker is not None:
-            onlooker.began(self)
+        if soon is None:
+            self._begin()
+        else:
+            soon(self._begin)
+
+    def _begin(self) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        if self._residency is not None and self.work.token_ids is not None:
+            self._taken = self._residency.begin(self.work.token_ids, self._salt, self.work.hashes)
+        if self._onlooker is not None:
+            self._onlooker.began(self)
+
+    @property
+    def _lease(self) -> Lease | None:
+        self._begin()
+        return self._taken
 
     @property
     def waited_s(self) -> float:
@@ -108,6 +129,7 @@ class Run:
         return () if lease is None else lease.hashes[: lease.prompt_tokens // lease.block_size]
 
     def first_token(self) -> None:
+        self._begin()
         self._first_s = self._clock()
         self._ticket.first_token()
         if self._onlooker is not None:
@@ -170,6 +192,9 @@ class Run:
         return max(self._sent_s, self._ticket.began_s)
 
     def close(self) -> None:
+        if not self._begun:
+            # It never left: nobody has heard of it.
+            self._begun, self._onlooker = True, None
         self._closed(self)
         self._ticket.done()
         if self._onlooker is not None:

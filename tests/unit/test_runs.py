@@ -1,6 +1,7 @@
 """A request's stay on a replica: what it teaches, what it leaves in the cache, and that everything comes back."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -178,3 +179,72 @@ async def test_an_answer_that_comes_whole_takes_blocks_while_streams_beside_it_g
     for tokens in range(10, 40):
         streamed.streamed(tokens)
     assert scene.residency.free_blocks == 100
+
+
+class Heard:
+    """An onlooker that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def began(self, run: Run) -> None:
+        self.told.append(f"began with {len(run.hashes)} hashes")
+
+    def first_token(self, run: Run) -> None:
+        self.told.append("first token")
+
+    def ended(self, run: Run, usage: EngineUsage | None) -> None:
+        self.told.append("ended")
+
+
+async def leaving(scene: Scene, heard: Heard) -> tuple[Run, list[Callable[[], None]]]:
+    """A run whose blocks are taken in a moment, and what is to be called then."""
+    later: list[Callable[[], None]] = []
+    work = Work(len(PROMPT), PROMPT, (), None, None)
+    ticket = await scene.pacer.enter(JOB)
+    run = Run(
+        work,
+        ticket,
+        scene.residency,
+        scene.learned,
+        salt="s",
+        decoding=0,
+        onlooker=heard,
+        clock=scene.clock,
+        soon=later.append,
+    )
+    return run, later
+
+
+async def test_blocks_are_taken_in_a_moment_and_once() -> None:
+    scene, heard = Scene(), Heard()
+    run, later = await leaving(scene, heard)
+    assert (scene.residency.free_blocks, heard.told) == (scene.residency.capacity_blocks, [])
+    for call in (*later, *later):
+        call()
+    assert scene.residency.free_blocks == scene.residency.capacity_blocks - 5
+    await answered(scene, run, usage())
+    assert heard.told == ["began with 4 hashes", "first token", "ended"]
+    assert scene.resident() == 16
+
+
+async def test_an_answer_that_comes_before_that_moment_is_counted_like_any_other() -> None:
+    scene, heard = Scene(), Heard()
+    run, later = await leaving(scene, heard)
+    await answered(scene, run, usage())
+    for call in later:
+        call()
+    assert heard.told == ["began with 4 hashes", "first token", "ended"]
+    assert scene.resident() == 16
+    assert scene.residency.free_blocks == scene.residency.capacity_blocks
+
+
+async def test_a_request_that_never_leaves_takes_nothing_and_nobody_hears_of_it() -> None:
+    scene, heard = Scene(), Heard()
+    run, later = await leaving(scene, heard)
+    run.close()
+    for call in later:
+        call()
+    assert heard.told == []
+    assert scene.residency.free_blocks == scene.residency.capacity_blocks
+    assert scene.pacer.idle
