@@ -10,6 +10,7 @@ from cache.prompt_tree import PromptTree
 from cache.residency import Residency
 from gateway.health import Health
 from gateway.pacing import Pacer, Prefill
+from gateway.queueing import ROUTED_PATIENCE
 from gateway.routing import foreseen
 from gateway.runs import Run, Work
 from gateway.timings import EngineUsage
@@ -39,6 +40,7 @@ class Place:
         self.address = address
         self.pacer = Pacer(enabled=paced, max_queued=100_000, clock=clock)
         self.pacer.learned(SPEED)
+        self.pacer.patience = ROUTED_PATIENCE
         self.health = Health(clock)
         self.runs: set[Run] = set()
         self._clock = clock

@@ -8,7 +8,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from gateway.elsewhere import Elsewhere, Turns
-from gateway.queueing import Prefill, Queued, batch_s, limit_tokens, released, turn_order, wait_s
+from gateway.queueing import (
+    PATIENCE,
+    Prefill,
+    Queued,
+    batch_s,
+    beside_s,
+    lead_s,
+    limit_tokens,
+    released,
+    turn_order,
+    wait_s,
+)
 from gateway.tickets import Batch, Ticket
 from latency.speed import SpeedEstimate
 
@@ -46,11 +57,15 @@ class _Waiter:
 
 
 class Pacer:
-    """Releases the prefills of one replica in turn. Everything but `wait_s` belongs to one event loop."""
+    """Releases the prefills of one replica in turn. Everything but `wait_s` belongs to one event loop.
+
+    `patience`: how long what enters from now on lets shorter prefills go first, as of `queueing.PATIENCE`.
+    """
 
     def __init__(
         self, *, enabled: bool = True, max_queued: int = 512, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self.patience = PATIENCE
         self._enabled = enabled
         self._max_queued = max_queued
         self._clock = clock
@@ -93,7 +108,7 @@ class Pacer:
     def limit_tokens(self) -> int:
         """The most uncached tokens that are released together now; a single larger prefill goes alone."""
         queued_tokens = sum(queued.job.uncached_tokens for queued in tuple(self._queue))
-        return limit_tokens(self._speed, queued_tokens, self.decoding)
+        return limit_tokens(self._speed, queued_tokens, self.decoding, len(self._queue))
 
     @property
     def idle(self) -> bool:
@@ -124,10 +139,10 @@ class Pacer:
         tokens, fixed_s = 0, 0.0
         if speed is not None:
             tokens, fixed_s = max(0, speed.prefill.most_uncached(prefill_s)), self._fixed_s()
-        new = _queued(Prefill(tokens, 0, prefill_s, deadline_s), now_s, self._numbers + 1, speed)
+        new = _queued(Prefill(tokens, 0, prefill_s, deadline_s), now_s, self._numbers + 1, speed, self.patience)
         insort(queue, new, key=_turn)
         order = turn_order(queue, now_s + rest_s, self._passed_s)
-        limit = limit_tokens(speed, sum(queued.job.uncached_tokens for queued in queue), self.decoding)
+        limit = limit_tokens(speed, sum(queued.job.uncached_tokens for queued in queue), self.decoding, len(queue))
         return wait_s(order, new, rest_s, limit, fixed_s)
 
     # other gateways in front of the same replica
@@ -169,7 +184,7 @@ class Pacer:
         if len(self._queue) >= self._max_queued:
             raise QueueFull(self.wait_s(job.seconds, job.deadline_s))
         self._numbers += 1
-        queued = _queued(job, now_s, self._numbers, self._speed)
+        queued = _queued(job, now_s, self._numbers, self._speed, self.patience)
         turn: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
         insort(self._queue, queued, key=_turn)
         self._waiters[queued.number] = _Waiter(turn, again)
@@ -203,6 +218,9 @@ class Pacer:
     def _fixed_s(self) -> float:
         """What a step costs whatever is prefilled in it."""
         return 0.0 if self._speed is None else self._speed.predict_s(0, decoding=len(self._decoding))
+
+    def _lead_s(self) -> float:
+        return lead_s(self._speed, self.in_flight_tokens, len(self._decoding))
 
     def _rest_s(self, now_s: float) -> float:
         """What the engine still has to do of what it was given, as predicted."""
@@ -241,9 +259,7 @@ class Pacer:
             return
         rest_s = self._rest_s(now_s)
         order = turn_order(self._queue, now_s + rest_s, self._passed_s)
-        # The way of a batch to the engine is part of the fixed cost: it leaves so much before the engine is free.
-        lead_s = -1.0 if self._speed is None else self._fixed_s()
-        is_due = not self._batches or (len(self._batches) == 1 and rest_s <= lead_s)
+        is_due = not self._batches or (len(self._batches) == 1 and rest_s <= self._lead_s())
         count = released(order, self.in_flight_tokens, self.limit_tokens, is_due=is_due)
         if not count:
             self._release_at(self._recheck_s(now_s))
@@ -279,7 +295,9 @@ class Pacer:
             job = queued.job if again is None else again()
             if job != queued.job:
                 self._queue.remove(queued)
-                insort(self._queue, _queued(job, queued.entered_s, queued.number, self._speed), key=_turn)
+                insort(
+                    self._queue, _queued(job, queued.entered_s, queued.number, self._speed, self.patience), key=_turn
+                )
                 changed = True
         return changed
 
@@ -287,7 +305,7 @@ class Pacer:
         """Seconds until the next batch is due, if no first token comes before."""
         head = self._batches[0]
         if self._speed is not None and len(self._batches) == 1:
-            return max(_LEAST_DELAY_S, head.end_s - self._fixed_s() - now_s)
+            return max(_LEAST_DELAY_S, head.end_s - self._lead_s() - now_s)
         return max(_LEAST_DELAY_S, head.late_s - now_s)
 
     def _give_up_late(self, now_s: float) -> None:
@@ -298,7 +316,11 @@ class Pacer:
     def _launch(self, tickets: list[Ticket], now_s: float) -> None:
         if not tickets:
             return
-        seconds = batch_s([ticket.job for ticket in tickets], self._fixed_s())
+        jobs, decoding = [ticket.job for ticket in tickets], len(self._decoding)
+        seconds = batch_s(jobs, self._fixed_s())
+        if self._enabled:
+            tokens = sum(job.uncached_tokens for job in jobs)
+            seconds += beside_s(self._speed, tokens, decoding, follows=bool(self._batches))
         # What waits in the engine together is computed together, and so is what comes before the first step began.
         beside = self._batches[1:] if self._enabled else list(self._batches)
         if self._batches and now_s - self._batches[0].began_s < self._fixed_s():
@@ -335,10 +357,10 @@ def _turn(queued: Queued) -> tuple[float, int]:
     return queued.turn
 
 
-def _queued(job: Prefill, now_s: float, number: int, speed: SpeedEstimate | None) -> Queued:
+def _queued(job: Prefill, now_s: float, number: int, speed: SpeedEstimate | None, patience: float) -> Queued:
     """A job with the margin that its own prediction needs before its deadline."""
     margin_s = 0.0
     if speed is not None and job.deadline_s is not None:
         tokens = job.uncached_tokens, job.cached_tokens
         margin_s = max(0.0, speed.safe_s(*tokens) - speed.predict_s(*tokens))
-    return Queued(job, now_s, number, margin_s=margin_s)
+    return Queued(job, now_s, number, margin_s=margin_s, patience=patience)

@@ -9,12 +9,19 @@ from latency.speed import SpeedEstimate
 
 # A request may be overtaken by shorter ones that come up to so many times the difference of their prefills later.
 PATIENCE = 2.0
+# The same before one of several replicas: who comes later may go elsewhere, and each came to where it was predicted
+# to be first.
+ROUTED_PATIENCE = 0.2
 # Urgent prefills may go before the one whose turn it is for so many times its own prefill: a fifth is its share.
 OVERTAKING = 4.0
-# Tokens in flight while nothing is known of the engine: what it computes in one step by default.
-UNKNOWN_LIMIT_TOKENS = 2048
+# What an engine computes in one step by default; also what may be in flight while nothing is known of it.
+STEP_TOKENS = 2048
+UNKNOWN_LIMIT_TOKENS = STEP_TOKENS
 # A step's fixed cost is at most a ninth of it where there is work enough.
 LEAST_FIXED_COSTS = 8.0
+# What follows a prefill of several steps leaves in the middle of the last one: a step that has begun is not joined.
+LAST_STEP_LEAD = 0.5
+LEAST_LEAD_S = 0.003
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +45,21 @@ class Queued:
     entered_s: float
     number: int
     margin_s: float = 0.0
+    patience: float = PATIENCE
     turn: tuple[float, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "turn", (self.entered_s + PATIENCE * self.job.seconds, self.number))
+        object.__setattr__(self, "turn", (self.entered_s + self.patience * self.job.seconds, self.number))
 
 
-def limit_tokens(speed: SpeedEstimate | None, queued_tokens: int, decoding: int = 0) -> int:
-    """The most uncached tokens to have in flight together.
+def limit_tokens(speed: SpeedEstimate | None, queued_tokens: int, decoding: int = 0, queued: int = 0) -> int:
+    """The most uncached tokens to have in flight together, while `queued` prefills wait.
 
     All prefills of a step get their first token at its end, so that each delays the others; but every step costs
     a, its `fixed_s` and what `decoding` running answers take beside it. For n prefills of u tokens in steps of m the
     mean TTFT is least at m·u = √(n·u · a/b): the longer the queue, the larger the step. It is never so small that a
-    dominates.
+    dominates. One that waits alone does not join more than a step holds: a prefill of several steps has room in its
+    last, and what joins it there delays it by all of its own tokens, to save itself one fixed cost.
     """
     if speed is None:
         return UNKNOWN_LIMIT_TOKENS
@@ -58,7 +67,47 @@ def limit_tokens(speed: SpeedEstimate | None, queued_tokens: int, decoding: int 
     if model.per_token_s <= 0:
         return UNKNOWN_LIMIT_TOKENS
     fixed_tokens = speed.predict_s(0, decoding=decoding) / model.per_token_s
-    return int(max(LEAST_FIXED_COSTS * fixed_tokens, math.sqrt(queued_tokens * fixed_tokens)))
+    best = math.sqrt(queued_tokens * fixed_tokens)
+    filled = LEAST_FIXED_COSTS * fixed_tokens
+    return int(max(best, filled if queued > 1 else min(filled, STEP_TOKENS)))
+
+
+def lead_s(speed: SpeedEstimate | None, tokens: int, decoding: int = 0) -> float:
+    """How long before the predicted end of `tokens` in flight the next batch leaves, seconds.
+
+    Its way to the engine is part of the fixed cost. But a prefill of several steps has room in its last one: what
+    comes before that has begun shares it, and makes it longer by all it can hold.
+    """
+    if speed is None:
+        return -1.0
+    fixed_s = speed.predict_s(0, decoding=decoding)
+    last_tokens = tokens - STEP_TOKENS * _further_steps(tokens)
+    if last_tokens == tokens:
+        return fixed_s
+    last_s = _decode_step_s(speed, decoding) + speed.prefill.per_token_s * last_tokens
+    return min(fixed_s, max(LEAST_LEAD_S, LAST_STEP_LEAD * last_s))
+
+
+def beside_s(speed: SpeedEstimate | None, tokens: int, decoding: int, *, follows: bool) -> float:
+    """What `decoding` running answers add to a batch beyond its prefills' own predictions, seconds.
+
+    They take their part of each of its steps, not of one alone, where that is not learned with the tokens already; a
+    batch that `follows` another need not wait for half a decode step, on the average, as one that finds no prefill.
+    """
+    if speed is None or decoding <= 0:
+        return 0.0
+    step_s = _decode_step_s(speed, decoding)
+    learned_s = 0.0 if speed.beside is None else decoding * speed.beside.per_answer_token_s * tokens
+    return max(0.0, _further_steps(tokens) * step_s - learned_s) - (step_s / 2 if follows else 0.0)
+
+
+def _further_steps(tokens: int) -> int:
+    """Steps after the first."""
+    return max(0, tokens - 1) // STEP_TOKENS
+
+
+def _decode_step_s(speed: SpeedEstimate, decoding: int) -> float:
+    return 0.0 if speed.token_s is None or decoding <= 0 else speed.token_s
 
 
 def most_on_time(queue: Sequence[Queued], free_s: float) -> list[Queued]:

@@ -14,6 +14,7 @@ from gateway.budgets import QUEUE_FULL
 from gateway.endpoints import Endpoint, parse_endpoints
 from gateway.errors import ApiError, ErrorKind
 from gateway.pacing import QueueFull
+from gateway.queueing import PATIENCE, ROUTED_PATIENCE
 from gateway.replica import Replica, Waiting
 from gateway.replica_facts import in_common
 from gateway.roster import Roster
@@ -240,6 +241,9 @@ class Replicas:
         await self._merge()
 
     async def _merge(self) -> None:
+        several = sum(not replica.draining for replica in self.all) > 1
+        for replica in self.all:
+            replica.pacer.patience = ROUTED_PATIENCE if several else PATIENCE
         async with self._merging:
             facts = self._common()
             if facts == self.serving.facts:

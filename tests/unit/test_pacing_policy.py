@@ -133,14 +133,31 @@ def test_prefills_too_small_to_go_alone_lose_nothing_on_a_fast_card(seed: int) -
     assert ours.max() <= 1.2 * default.max()
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_beside_running_answers_no_step_goes_half_empty(seed: int) -> None:
+def test_beside_running_answers_no_step_goes_half_empty() -> None:
     """A card that decodes answers of 200 tokens all the time: the tail is no longer than with all sent at once."""
-    arrivals = poisson(seed, 0.55, 20, (500, 3000), H200)
-    default = in_virtual_time(ttft_s(arrivals, H200, 2048, paced=False, answer_tokens=200))
-    ours = in_virtual_time(ttft_s(arrivals, H200, 2048, paced=True, answer_tokens=200))
+    runs = [poisson(seed, 0.55, 20, (500, 3000), H200) for seed in (1, 2, 3, 4)]
+    default, ours = (
+        np.concatenate([in_virtual_time(ttft_s(run, H200, 2048, paced=paced, answer_tokens=200)) for run in runs])
+        for paced in (False, True)
+    )
     assert np.percentile(ours, 90) <= 1.05 * np.percentile(default, 90)
     assert ours.mean() <= 1.0 * default.mean()
+
+
+@pytest.mark.parametrize("later_s", [0.03, 0.05, 0.07])
+def test_what_comes_later_does_not_lengthen_the_last_step_of_a_long_prefill(later_s: float) -> None:
+    """An answer is being decoded beside both."""
+    arrivals = [(0.0, 100), (0.1, 3000), (0.1 + later_s, 1500)]
+    default, ours = (
+        in_virtual_time(ttft_s(arrivals, H200, 2048, paced=paced, answer_tokens=100)) for paced in (False, True)
+    )
+    assert ours[1] <= default[1] - 0.03, "it does not wait for the other's tokens"
+    assert ours[2] <= default[2] + 0.02, "which costs that one no more than a step's fixed cost and its way"
+
+
+def test_in_a_step_that_has_begun_nothing_is_held_back() -> None:
+    default, ours = both([(0.0, 1800), (0.02, 200)], H200)
+    assert ours == pytest.approx(default, abs=0.01)
 
 
 def test_a_long_prefill_is_not_overtaken_for_ever_by_short_ones() -> None:

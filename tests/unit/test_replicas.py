@@ -14,6 +14,7 @@ from gateway.budgets import Budget
 from gateway.endpoints import parse_endpoints
 from gateway.errors import ApiError
 from gateway.planning import forecast_plain, refuse_if_late
+from gateway.queueing import PATIENCE, ROUTED_PATIENCE
 from gateway.replica import STALE_S, Replica
 from gateway.replicas import Replicas
 from gateway.runs import Work
@@ -186,6 +187,21 @@ async def test_an_engine_that_is_put_on_the_list_is_greeted_probed_and_used(tmp_
                 while not new.usable:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert {outlook.name for outlook in replicas.outlooks("salt")} == {"engine", "new"}
+
+
+async def test_where_others_could_answer_a_request_hardly_lets_shorter_ones_pass(tmp_path: Path) -> None:
+    async with EngineSim(SimConfig()) as one, EngineSim(SimConfig()) as two, EngineSession(LIMITS) as session:
+        first, both = parse_endpoints(f"one={one.url}"), parse_endpoints(f"one={one.url},two={two.url}")
+        async with Replicas(settings(one.url, tmp_path), session, LIMITS, endpoints=first) as replicas:
+
+            def patience() -> list[float]:
+                return [replica.pacer.patience for replica in replicas.all if not replica.draining]
+
+            assert patience() == [PATIENCE]
+            await replicas.apply(both)
+            assert patience() == [ROUTED_PATIENCE, ROUTED_PATIENCE]
+            await replicas.apply(first)
+            assert patience() == [PATIENCE]
 
 
 async def test_a_name_that_moves_to_another_address_is_another_replica(tmp_path: Path) -> None:
