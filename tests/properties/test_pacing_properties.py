@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from itertools import permutations
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bench.virtual_time import VirtualTimeLoop
@@ -184,6 +184,7 @@ def test_every_request_is_served_or_cancelled_once_and_the_pacer_is_idle_in_the_
 
 
 @settings(max_examples=60, deadline=None)
+@example([(1, None), (361, None), (608, 1.0)], 1624, 4.0)
 @given(st.lists(st.tuples(tokens, deadlines), min_size=1, max_size=15), tokens, deadlines)
 def test_the_predicted_wait_is_what_a_queue_without_newcomers_gives(
     drawn: list[tuple[int, float | None]], size: int, deadline_s: float | None
@@ -199,12 +200,14 @@ def test_the_predicted_wait_is_what_a_queue_without_newcomers_gives(
             await asyncio.sleep(0.001)
             prefill_s = SPEED.predict_s(size)
             wait_s = pacer.wait_s(prefill_s, deadline_s)
+            # A deadline may turn out to be lost by a hair: then it waits its turn.
+            longest_s = max(wait_s, pacer.wait_s(prefill_s))
             ttft_s = await engine.serve(Prefill(size, 0, prefill_s, deadline_s))
         # It may share its step with others than foretold; and each step may save its fixed cost, which this engine
         # pays only when it comes out of idleness.
         step_s = SPEED.predict_s(limit_tokens(SPEED, size + sum(one[0] for one in drawn)))
         tolerance_s = step_s + SPEED.prefill.fixed_s * (len(drawn) + 1)
-        assert ttft_s - prefill_s <= wait_s + tolerance_s
+        assert ttft_s - prefill_s <= longest_s + tolerance_s
         if all(at_s is None for _, at_s in drawn):
             # An urgent request of the queue may turn out to have had time: then the others wait less than foretold.
             assert ttft_s - prefill_s >= wait_s - tolerance_s
