@@ -1,7 +1,7 @@
 """From a planned turn to its answer: sent to a replica, passed on, completed, recorded, learned from."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import orjson
@@ -27,7 +27,7 @@ from gateway.relay import relay_completed
 from gateway.replica import Replica
 from gateway.replicas import Replicas
 from gateway.runs import Run, Work
-from gateway.sending import begin, send
+from gateway.sending import Answer, begin, send
 from gateway.streamed_text import PassingTokens
 from gateway.timings import EngineUsage, Timings, server_timing
 from gateway.turns import StreamedAnswer, Turn, WholeAnswer, elapsed_ms, nothing, turn_timings
@@ -98,12 +98,7 @@ class Delivery:
             sent, since = elapsed_ms(planned.context), self._breaks.now()
             return await begin(replica, leaving.payload)
 
-        try:
-            replica, run, stream = await send(
-                self._replicas, planned.work, planned.context.cache_salt, stream_from, leaving
-            )
-        finally:
-            leaving.waits_no_longer()
+        replica, run, stream = await self._send(leaving, stream_from)
         turn = leaving.turn
         run.first_token()
         first = elapsed_ms(turn.context)
@@ -141,12 +136,7 @@ class Delivery:
             run.first_token_expected()
             return await replica.backend.complete(leaving.payload.to(replica.facts))
 
-        try:
-            replica, run, raw = await send(
-                self._replicas, planned.work, planned.context.cache_salt, complete, leaving
-            )
-        finally:
-            leaving.waits_no_longer()
+        replica, run, raw = await self._send(leaving, complete)
         turn = leaving.turn
         try:
             answer = whole_answer(raw)
@@ -163,6 +153,15 @@ class Delivery:
             choice["message"]["annotations"] = annotations.get(choice.get("index", 0), [])
         answer["headstart"] = extension
         return WholeAnswer(turn.stores, orjson.dumps(answer), timings)
+
+    async def _send(
+        self, leaving: _Leaving, call: Callable[[Replica, Run], Awaitable[Answer]]
+    ) -> tuple[Replica, Run, Answer]:
+        turn = leaving.turn
+        try:
+            return await send(self._replicas, turn.work, turn.context.cache_salt, call, leaving)
+        finally:
+            leaving.waits_no_longer()
 
     async def _finish(
         self,
