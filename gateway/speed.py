@@ -171,7 +171,8 @@ class ReplicaSpeed:
         self._closing = True
         self._turn_to_work()
         if self._task is not None:
-            await self._task
+            # Who waits here may be cancelled, and another wait after that: what is known is saved all the same.
+            await asyncio.shield(self._task)
 
     def _learn_soon(self, lesson: Prefilled | Decoded) -> None:
         self._lessons.append(lesson)

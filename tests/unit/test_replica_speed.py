@@ -207,6 +207,23 @@ async def test_what_was_learned_is_written_while_the_gateway_runs(tmp_path: Path
         assert reader.estimate is not None
 
 
+async def test_an_end_that_is_cancelled_can_be_waited_for_again(tmp_path: Path) -> None:
+    speed = speed_in(tmp_path)
+    await speed.__aenter__()
+    speed.facts_changed(FACTS)
+    await serve(speed)
+    ending = asyncio.create_task(speed.__aexit__(None, None, None))
+    await asyncio.sleep(0)
+    ending.cancel()
+    await asyncio.wait([ending])
+    assert ending.cancelled()
+    await speed.__aexit__(None, None, None)
+    async with speed_in(tmp_path) as again:
+        again.facts_changed(FACTS)
+        await again.settled()
+        assert again.estimate is not None
+
+
 async def test_a_folder_that_cannot_be_written_is_said_and_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
