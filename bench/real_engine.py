@@ -122,7 +122,8 @@ async def real_engine(url: str) -> AsyncIterator[RealEngine]:
         async with _connected(url.rstrip("/")) as engine:
             yield engine
         return
-    options = EngineOptions(port=free_port())
+    # Benches that compare arms empty its cache between them.
+    options = EngineOptions(port=free_port(), dev_mode=True)
     steps = Steps(Console())
     async with (
         EmbeddedEngine(
