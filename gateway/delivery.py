@@ -118,7 +118,7 @@ class Delivery:
             run.answered(usage, named_answer(turn.serving.tokenizer, lambda: texts.get(0)))
             answer.timings = turn_timings(turn, run, usage, sent, first)
             found = self._breaks.answered(replica, told_of(turn), usage.cached_tokens, run.cached_tokens, since)
-            return await self._finish(turn, replica, texts, usage, answer.timings, found)
+            return await self._finish(turn, replica, texts, usage, answer.timings, found())
 
         answer.events = relay_completed(
             stream, turn.request.wants_usage, finish, lambda data: run.streamed(passing.add(data))
@@ -148,7 +148,7 @@ class Delivery:
         found = self._breaks.answered(replica, told_of(turn), usage.cached_tokens, run.cached_tokens, since)
         choices = read_choices(answer)
         texts = {choice.get("index", 0): choice["message"].get("content") or "" for choice in choices}
-        extension, annotations = await self._finish(turn, replica, texts, usage, timings, found)
+        extension, annotations = await self._finish(turn, replica, texts, usage, timings, found())
         for choice in choices:
             choice["message"]["annotations"] = annotations.get(choice.get("index", 0), [])
         answer["headstart"] = extension

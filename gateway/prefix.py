@@ -1,9 +1,11 @@
 """Of each answer: where its prompt left what the replica held, and why; counted, and told to whom it concerns."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
 from typing import Any, get_args
 
@@ -104,20 +106,34 @@ class PrefixBreaks:
 
     def answered(
         self, replica: Replica, told: Told, reported_tokens: int | None, predicted_tokens: int | None, since: int
-    ) -> FoundBreak | None:
-        """The replica has computed the prompt. None where its ids, or what was cached of it, are not known."""
+    ) -> Callable[[], FoundBreak | None]:
+        """The replica has computed the prompt. What is given tells its break, for whom the answer has to wait.
+
+        None where the prompt's ids, or what was cached of it, are not known. It is found and recorded in any case, in
+        a moment: with a long prompt that takes milliseconds.
+        """
         cached_tokens = predicted_tokens if reported_tokens is None else reported_tokens
-        if cached_tokens is None or not (block_size := _block_size(replica)):
-            return None
+        block_size = _block_size(replica)
+        if cached_tokens is None or not block_size:
+            return lambda: None
         view = self._view(replica, told, since)
-        found = _find(replica, told, cached_tokens, block_size, view)
-        self._record(replica, told, cached_tokens, block_size, view)
-        if found is None:
-            return None
-        self._counters[found.reason].inc()
-        if found.other_tenant:
-            self._count_apart(found, told.prompt)
-        return FoundBreak(found, reported_tokens is not None)
+
+        @cache
+        def found_break() -> FoundBreak | None:
+            found = _find(replica, told, cached_tokens, block_size, view)
+            if found is None:
+                return None
+            self._counters[found.reason].inc()
+            if found.other_tenant:
+                self._count_apart(found, told.prompt)
+            return FoundBreak(found, reported_tokens is not None)
+
+        def record() -> None:
+            found_break()
+            self._record(replica, told, cached_tokens, block_size, view)
+
+        asyncio.get_running_loop().call_soon(record)
+        return found_break
 
     def computed(
         self, replica: Replica, told: Told, reported_tokens: int | None, predicted_tokens: int | None
