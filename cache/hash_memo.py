@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from threading import Lock
 
 from cache.blocks import ID_BYTES, chained_hashes, child_hash, pack_ids, root_hash
+from cache.late_hashes import LateHashes
 
 RUN_BLOCKS = 32
 """Blocks that are remembered together. One digest finds them: 5 times faster than to hash them one by one."""
@@ -27,25 +28,28 @@ class HashMemo:
     def __len__(self) -> int:
         return len(self._runs)
 
-    def block_hashes(
+    def block_hashes(self, token_ids: Sequence[int], block_size: int, salt: str = "") -> tuple[bytes, ...]:
+        """As `cache.blocks.block_hashes`."""
+        return tuple(self.late_hashes(token_ids, block_size, salt))
+
+    def late_hashes(
         self, token_ids: Sequence[int], block_size: int, salt: str = "", known: Sequence[bytes] = ()
-    ) -> tuple[bytes, ...]:
-        """As `cache.blocks.block_hashes`. `known` are the hashes of leading blocks, where they are at hand."""
+    ) -> LateHashes:
+        """The same, for whoever may not need all. `known` are those of leading blocks, where they are at hand."""
         if block_size <= 0:
             raise ValueError(f"block_size must be positive, not {block_size}")
+        count, stride = len(token_ids) // block_size, ID_BYTES * block_size
+
+        def more(made: list[bytes]) -> tuple[bytes, ...]:
+            first = len(made)
+            parent = made[-1] if made else root_hash(block_size, salt)
+            last = min(first + RUN_BLOCKS, count)
+            packed = pack_ids(token_ids[first * block_size : last * block_size])
+            whole_run = last - first == RUN_BLOCKS
+            return self.run(parent, packed, stride) if whole_run else chained_hashes(parent, packed, stride)
+
         # Runs begin where they begin in any prompt: behind whole runs.
-        first = len(known) // RUN_BLOCKS * RUN_BLOCKS
-        packed, stride = pack_ids(token_ids[first * block_size :]), ID_BYTES * block_size
-        hashes = list(known[:first])
-        parent = hashes[-1] if hashes else root_hash(block_size, salt)
-        end = len(packed) // stride * stride
-        start = 0
-        while end - start >= RUN_BLOCKS * stride:
-            run = self.run(parent, packed[start : start + RUN_BLOCKS * stride], stride)
-            hashes += run
-            parent = run[-1]
-            start += RUN_BLOCKS * stride
-        return (*hashes, *chained_hashes(parent, packed[start:end], stride))
+        return LateHashes(count, more, known[: len(known) // RUN_BLOCKS * RUN_BLOCKS])
 
     def run(self, parent: bytes, packed: bytes, stride: int) -> tuple[bytes, ...]:
         """The hashes of RUN_BLOCKS blocks of `stride` bytes behind `parent`; made and kept where they are new."""

@@ -5,6 +5,7 @@ from itertools import takewhile
 
 from cache.blocks import ID_BYTES, are_block_hashes, child_hash, pack_ids, root_hash
 from cache.hash_memo import RUN_BLOCKS, HashMemo
+from cache.late_hashes import LateHashes
 
 
 class _Root:
@@ -33,7 +34,7 @@ class Stretch:
     hold the same beginning cost one hashing together.
     """
 
-    __slots__ = ("_above", "_first", "_hashes", "_ids", "_packed", "_root", "blocks", "tokens")
+    __slots__ = ("_above", "_first", "_hashes", "_ids", "_late", "_packed", "_root", "blocks", "tokens")
 
     def __init__(self, root: _Root, above: "Stretch | None" = None, ids: Sequence[int] = ()) -> None:
         before: int = 0 if above is None else above.tokens
@@ -44,11 +45,16 @@ class Stretch:
         self._above = above
         self._ids = ids
         self._packed: bytes | None = None
+        self._late: LateHashes | None = None
         self._hashes: list[bytes] = []
 
     def known(self, hashes: Sequence[bytes]) -> None:
-        """The hashes of all its blocks, where somebody has them."""
-        self._hashes = list(hashes)
+        """The hashes of all its blocks, where somebody has them, or makes them for others too."""
+        if isinstance(hashes, LateHashes):
+            self._late = hashes
+            self._hashes = hashes.made(1)
+        else:
+            self._hashes = list(hashes)
 
     def resident_blocks(self, resident: Container[bytes]) -> int:
         """How many of its leading blocks are resident."""
@@ -74,6 +80,9 @@ class Stretch:
         """The next block; or a whole run of blocks where an earlier request has hashed it."""
         hashes, size, memo = self._hashes, self._root.block_size, self._root.memo
         count = len(hashes)
+        if self._late is not None:
+            self._late.made(count + 1)
+            return
         parent = hashes[-1] if count else self._above.last_hash() if self._above is not None else self._root.hash
         whole_run = self.blocks - count >= RUN_BLOCKS and (self._first + count) % RUN_BLOCKS == 0
         if not count and not (whole_run and memo is not None):

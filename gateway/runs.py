@@ -3,8 +3,10 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
+from cache.late_hashes import LateHashes
 from cache.residency import FIRST_STEP_TOKENS, Lease, Residency
 from gateway.answer_ids import NamedAnswer, name_soon
 from gateway.queueing import Prefill
@@ -44,7 +46,7 @@ class Work:
 
     tokens: int
     token_ids: tuple[int, ...] | None
-    hashes: tuple[bytes, ...]
+    hashes: Sequence[bytes]
     forecast: Forecast | None
     deadline_s: float | None
     choices: int = 1
@@ -90,7 +92,15 @@ class Run:
         self._first_s: float | None = None
         if soon is None:
             self._begin()
+        elif isinstance(work.hashes, LateHashes):
+            soon(partial(self._hash, work.hashes, soon))
         else:
+            soon(self._begin)
+
+    def _hash(self, hashes: LateHashes, soon: Callable[[Callable[[], None]], None]) -> None:
+        """In a turn of the loop of its own: with a new prompt it takes as long as to take the blocks."""
+        if not self._begun:
+            hashes.made(len(hashes))
             soon(self._begin)
 
     def _begin(self) -> None:

@@ -172,7 +172,7 @@ class PromptBuilder:
         if not exact:
             return Prompt(segments, messages, None, len(token_ids), (), reason or "Not asked for.")
         size = self._block_size
-        hashes = self._hashes.block_hashes(token_ids, size, salt, before.block_hashes) if size else ()
+        hashes = self._hashes.late_hashes(token_ids, size, salt, before.block_hashes) if size else ()
         return Prompt(segments, messages, token_ids, len(token_ids), hashes)
 
     def _scaffold(self, text: str) -> Segment:

@@ -1,5 +1,6 @@
 """The values that flow through prompt building: Transcript and Candidates in, Plan, then Prompt, out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -190,7 +191,7 @@ class Prompt:
     messages: tuple[Message, ...]
     token_ids: tuple[int, ...] | None
     tokens: int
-    block_hashes: tuple[bytes, ...]
+    block_hashes: Sequence[bytes]
     inexact_reason: str | None = None
 
 

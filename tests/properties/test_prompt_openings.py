@@ -113,7 +113,7 @@ def test_an_opening_of_another_conversation_or_tenant_is_not_used(one: str, othe
 def test_hashes_go_on_behind_those_that_are_known(known: int, more: int, block_size: int) -> None:
     ids = list(range(known * block_size + more))
     whole = block_hashes(ids, block_size, "salt")
-    assert HashMemo().block_hashes(ids, block_size, "salt", whole[:known]) == whole
+    assert HashMemo().late_hashes(ids, block_size, "salt", whole[:known]) == whole
 
 
 def test_conversations_that_branch_share_the_opening_up_to_their_branch() -> None:
