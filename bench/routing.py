@@ -85,7 +85,7 @@ def run(options: Options) -> int:
         per_s = sustained_per_s(ROUND_ROBIN, traffic.at_once(), replicas)
         report.note(f"{replicas} replicas: capacity {per_s:.1f} requests/s, what round robin sustains")
         best = ROUND_ROBIN
-        for load in LOADS:
+        for load in options.extra.load or LOADS:
             best = _compare(report, traffic, replicas, load, load * per_s)
         if replicas == FLEETS[0]:
             for every in OTHER_EVENINGS:
@@ -150,6 +150,8 @@ def _row(name: str, served: Served, base_ms: float, *, told: bool = False) -> tu
 def _extend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--week", type=int, choices=(1, 2), default=1, help="of the log (default: 1)")
     parser.add_argument("--fleet", type=int, action="append", metavar="N", help="replicas (default: 8, and 32)")
+    loads = " and ".join(f"{load:g}" for load in LOADS)
+    parser.add_argument("--load", type=float, action="append", metavar="X", help=f"of capacity (default: {loads})")
 
 
 if __name__ == "__main__":
