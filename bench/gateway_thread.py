@@ -126,7 +126,7 @@ async def run_gateway(settings: Settings) -> AsyncIterator[RunningGateway]:
 
 
 def _settle() -> None:
-    """As `headstart serve` does it, but only where much was loaded since: this process may run hundreds of gateways."""
+    """As `headstart serve` does it, but only where much was loaded since: a test run has hundreds of gateways."""
     if len(gc.get_objects()) > _MANY_OBJECTS:
         gc.unfreeze()
         settle_memory()
