@@ -19,6 +19,7 @@ from bench.datasets import xquad
 from bench.real_engine import LIMITS, EngineUnusable, RealEngine, bench_main, real_engine
 from bench.report import Options, Report
 from gateway.backends.facts import EngineFacts
+from gateway.backends.vllm import EngineSession
 from gateway.calibration import Calibration, Probe
 from gateway.calibration_steps import Bounds
 from gateway.serving import Serving, make_serving
@@ -77,9 +78,10 @@ async def _serving(tokenizer: str) -> Serving:
 
 async def _calibrated(engine: RealEngine) -> SpeedLearner:
     settings = Settings()
-    probe = Probe(engine.url, settings.engine_api_key, LIMITS, engine.facts)
-    calibration = Calibration(probe, Bounds.of(engine.facts), SAFETY_QUANTILE)
-    await calibration.run()
+    async with EngineSession(LIMITS) as session:
+        probe = Probe(session, engine.url, settings.engine_api_key, LIMITS, engine.facts)
+        calibration = Calibration(probe, Bounds.of(engine.facts), SAFETY_QUANTILE)
+        await calibration.run()
     return calibration.learned()
 
 

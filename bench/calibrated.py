@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from rich.console import Console
 
 from bench.real_engine import LIMITS, START_LIMIT_S, EngineUnusable, RealEngine, free_port, real_engine
+from gateway.backends.vllm import EngineSession
 from gateway.calibration import Calibration, Probe
 from gateway.calibration_steps import Bounds
 from gateway.engine.command import EngineOptions
@@ -18,9 +19,10 @@ from latency.speed import SpeedEstimate
 async def measured_speed(engine: RealEngine) -> SpeedEstimate:
     """What a calibration finds of the engine, which must be idle. Raises EngineUnusable."""
     settings = Settings()
-    probe = Probe(engine.url, settings.engine_api_key, LIMITS, engine.facts)
-    calibration = Calibration(probe, Bounds.of(engine.facts), settings.safety_quantile)
-    await calibration.run()
+    async with EngineSession(LIMITS) as session:
+        probe = Probe(session, engine.url, settings.engine_api_key, LIMITS, engine.facts)
+        calibration = Calibration(probe, Bounds.of(engine.facts), settings.safety_quantile)
+        await calibration.run()
     estimate = calibration.learned().estimate
     if estimate is None:
         raise EngineUnusable("Its speed could not be measured.")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import aiohttp
 import orjson
 
 from bench.real_engine import LIMITS, EngineUnusable, RealEngine
@@ -72,12 +73,14 @@ class Answered:
 class Rig:
     """The gateway's parts that foretell, joined as the gateway joins them, and the engine."""
 
-    def __init__(self, engine: RealEngine, speed: ReplicaSpeed, base_tokens: int) -> None:
+    def __init__(
+        self, engine: RealEngine, session: aiohttp.ClientSession, speed: ReplicaSpeed, base_tokens: int
+    ) -> None:
         facts = engine.facts
         if facts.block_size is None or facts.num_blocks is None:
             raise EngineUnusable("It does not tell its KV blocks at /metrics.")
         self._model = facts.model
-        self._backend = VllmBackend(engine.url, Settings().engine_api_key, LIMITS)
+        self._backend = VllmBackend(session, engine.url, Settings().engine_api_key, LIMITS)
         self.residency = Residency(facts.block_size, facts.num_blocks - 1)
         self.pacer = Pacer()
         self.speed = speed

@@ -18,11 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import numpy as np
 
 from bench.foretold import BASES, Ask, Outcome, Rig
 from bench.real_engine import LIMITS, EngineUnusable, RealEngine, bench_main, real_engine
 from bench.report import Options, Report
+from gateway.backends.vllm import EngineSession
 from gateway.calibration import Calibration, Probe, fit_errors, is_noisy
 from gateway.calibration_steps import Bounds
 from gateway.settings import Settings
@@ -44,14 +46,14 @@ PROGRESS_S = 20.0
 async def run(options: Options) -> int:
     report = Report("predict")
     base_tokens = QUICK_BASE_TOKENS if options.quick else BASE_TOKENS
-    async with real_engine(options.extra.engine_url) as engine:
+    async with real_engine(options.extra.engine_url) as engine, EngineSession(LIMITS) as session:
         with tempfile.TemporaryDirectory() as folder:
             settings = Settings(engine_url=engine.url, data_dir=Path(folder))
             async with ReplicaSpeed(settings) as speed:
-                rig = Rig(engine, speed, base_tokens)
+                rig = Rig(engine, session, speed, base_tokens)
                 speed.facts_changed(engine.facts)
                 await speed.settled()
-                await _calibrate(report, rig, engine, settings)
+                await _calibrate(report, rig, engine, session, settings)
                 asks = _mix(rig.rng, options, (options.extra.requests or IDLE), QUICK_IDLE)
                 for base in range(BASES):
                     await rig.warm(Ask(base, base_tokens, 0))
@@ -62,9 +64,11 @@ async def run(options: Options) -> int:
     return report.finish(options)
 
 
-async def _calibrate(report: Report, rig: Rig, engine: RealEngine, settings: Settings) -> None:
+async def _calibrate(
+    report: Report, rig: Rig, engine: RealEngine, session: aiohttp.ClientSession, settings: Settings
+) -> None:
     """As the gateway does it on first contact. The baselines know these samples and nothing else."""
-    probe = Probe(engine.url, settings.engine_api_key, LIMITS, engine.facts)
+    probe = Probe(session, engine.url, settings.engine_api_key, LIMITS, engine.facts)
     calibration = Calibration(probe, Bounds.of(engine.facts), settings.safety_quantile)
     began_s = time.monotonic()
     await calibration.run()

@@ -63,10 +63,10 @@ def bench_main(
 class RealEngine:
     """An engine and what is known of it; asks it as the gateway does, without the gateway's HTTP between."""
 
-    def __init__(self, url: str, facts: EngineFacts) -> None:
+    def __init__(self, url: str, facts: EngineFacts, session: aiohttp.ClientSession) -> None:
         self.url = url
         self.facts = facts
-        self._backend = VllmBackend(url, Settings().engine_api_key, LIMITS)
+        self._backend = VllmBackend(session, url, Settings().engine_api_key, LIMITS)
 
     @property
     def window_tokens(self) -> int:
@@ -138,9 +138,9 @@ async def real_engine(url: str) -> AsyncIterator[RealEngine]:
 async def _connected(url: str) -> AsyncIterator[RealEngine]:
     async with EngineSession(LIMITS) as session:
         facts = await _facts(session, url)
-    if facts.prompt_tokens_details is not True:
-        raise EngineUnusable("It does not tell cached tokens: start it with --enable-prompt-tokens-details.")
-    yield RealEngine(url, facts)
+        if facts.prompt_tokens_details is not True:
+            raise EngineUnusable("It does not tell cached tokens: start it with --enable-prompt-tokens-details.")
+        yield RealEngine(url, facts, session)
 
 
 async def _facts(session: aiohttp.ClientSession, url: str) -> EngineFacts:

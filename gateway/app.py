@@ -193,7 +193,7 @@ async def _build(
     )
     app.include_router(plan_router(pipeline, replicas, breaks, admission.enter, bodies))
     # Last of all: the work of starting would be in its measurements.
-    await stack.enter_async_context(Calibrators(replicas, settings, limits, ingestor, lambda: owner.owned))
+    await stack.enter_async_context(Calibrators(replicas, session, settings, limits, ingestor, lambda: owner.owned))
     return ChatEndpoint(
         pipeline,
         admission,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
+import aiohttp
 import orjson
 
 from gateway.answers import read_usage
@@ -120,6 +121,7 @@ class Probe:
 
     def __init__(
         self,
+        session: aiohttp.ClientSession,
         url: str,
         api_key: str,
         limits: EngineLimits,
@@ -130,7 +132,7 @@ class Probe:
     ) -> None:
         self._in_chat = facts.token_ids_accepted is True
         path = "/v1/chat/completions" if self._in_chat else "/v1/completions"
-        self._backend = VllmBackend(url, api_key, limits, path)
+        self._backend = VllmBackend(session, url, api_key, limits, path)
         self._facts = facts
         self._bounds = Bounds.of(facts)
         self._decoding = decoding

@@ -7,6 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Protocol
 
+import aiohttp
+
 from cache.residency import Residency
 from gateway.backends.facts import EngineFacts
 from gateway.backends.vllm import EngineLimits
@@ -68,6 +70,7 @@ class Calibrator:
         self,
         speed: ReplicaSpeed,
         idleness: Idleness,
+        session: aiohttp.ClientSession,
         settings: Settings,
         limits: EngineLimits,
         residency: Callable[[], Residency | None] = lambda: None,
@@ -77,6 +80,7 @@ class Calibrator:
     ) -> None:
         self._speed = speed
         self._idleness = idleness
+        self._session = session
         self._settings = settings
         self._limits = limits
         self._residency = residency
@@ -152,6 +156,7 @@ class Calibrator:
     async def _measured(self, facts: EngineFacts) -> Calibration:
         settings = self._settings
         probe = Probe(
+            self._session,
             self._engine_url,
             settings.engine_api_key,
             self._limits,

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
+import aiohttp
+
 from gateway.backends.vllm import EngineLimits
 from gateway.calibrator import Calibrator, Neighbour
 from gateway.replica import Replica
@@ -17,12 +19,14 @@ class Calibrators:
     def __init__(
         self,
         replicas: Replicas,
+        session: aiohttp.ClientSession,
         settings: Settings,
         limits: EngineLimits,
         neighbour: Neighbour | None = None,
         measures: Callable[[], bool] = lambda: True,
     ) -> None:
         self._replicas = replicas
+        self._session = session
         self._settings = settings
         self._limits = limits
         self._neighbour = neighbour
@@ -42,6 +46,7 @@ class Calibrators:
         calibrator = Calibrator(
             replica.speed,
             replica.pacer,
+            self._session,
             self._settings,
             self._limits,
             lambda: replica.residency,

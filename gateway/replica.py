@@ -29,7 +29,7 @@ log = logging.getLogger("headstart.replicas")
 
 _STARTS_REMEMBERED = 4
 
-STALE_S = 0.005
+STALE_S = 0.05
 """A prompt that has waited for so long may find more in the engine's cache than when it was planned."""
 
 SEVERAL_ENGINES = (
@@ -72,7 +72,7 @@ class Replica:
         self._first_probe_s = first_probe_s
         self.health = Health()
         self.backend = VllmBackend(
-            endpoint.url, settings.engine_api_key, limits, host=endpoint.host, broke_off=self._broke_off
+            session, endpoint.url, settings.engine_api_key, limits, host=endpoint.host, broke_off=self._broke_off
         )
         self.facts = EngineFacts(reachable=False)
         self._inquiry = Inquiry(session, endpoint, settings, self._corrected)
@@ -237,7 +237,6 @@ class Replica:
             await asyncio.wait([self._task])
         await self.events.__aexit__(kind, error, trace)
         await self.speed.__aexit__(kind, error, trace)
-        self.backend.close()
 
     async def _watch(self) -> None:
         while True:

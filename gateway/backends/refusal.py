@@ -6,9 +6,9 @@ import logging
 from email.utils import parsedate_to_datetime
 from time import time
 
+import aiohttp
 import orjson
 
-from gateway.backends.connections import Broken, Connection
 from gateway.errors import ApiError, ErrorKind
 
 log = logging.getLogger("headstart.engine")
@@ -20,17 +20,17 @@ _ERROR_BODY_S = 5.0
 _LONGEST_WAIT_S = 86_400.0
 
 
-async def refusal(answer: Connection) -> ApiError:
+async def refusal(response: aiohttp.ClientResponse) -> ApiError:
     """From an answer that is not 200: the engine's words for the client's own mistakes, ours otherwise."""
-    detail = _error_of(await _body(answer))
-    status = answer.status
+    detail = _error_of(await _body(response))
+    status = response.status
     if status in _BUSY:
         kind = ErrorKind.RATE_LIMITED if status == 429 else ErrorKind.UNAVAILABLE
         return ApiError(
             kind,
             "The engine is at its limit. Try again later.",
             code="engine_busy",
-            retry_after_s=_retry_after(answer),
+            retry_after_s=_retry_after(response),
         )
     if status in _PASSED_ON and detail is not None:
         message, param = detail
@@ -40,12 +40,12 @@ async def refusal(answer: Connection) -> ApiError:
     return ApiError(ErrorKind.BAD_ENGINE, f"The engine failed with status {status}.", code="engine_failed")
 
 
-async def _body(answer: Connection) -> bytes:
+async def _body(response: aiohttp.ClientResponse) -> bytes:
     """What comes of it within bounds; the status alone says enough when it does not."""
     body = bytearray()
-    with contextlib.suppress(TimeoutError, Broken):
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
         async with asyncio.timeout(_ERROR_BODY_S):
-            while len(body) < _ERROR_BODY_BYTES and (part := await answer.read()):
+            while len(body) < _ERROR_BODY_BYTES and (part := await response.content.readany()):
                 body += part
     return bytes(body)
 
@@ -62,15 +62,15 @@ def _error_of(body: bytes) -> tuple[str, str | None] | None:
     return error["message"], param if isinstance(param, str) else None
 
 
-def _retry_after(answer: Connection) -> float:
+def _retry_after(response: aiohttp.ClientResponse) -> float:
     """Seconds; 1 where the engine does not say."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         with contextlib.suppress(ValueError):
-            value = float(answer.headers.get(name, "")) * scale
+            value = float(response.headers.get(name, "")) * scale
             if 0 <= value <= _LONGEST_WAIT_S:
                 return value
     with contextlib.suppress(ValueError):
-        value = parsedate_to_datetime(answer.headers.get("retry-after", "")).timestamp() - time()
+        value = parsedate_to_datetime(response.headers.get("retry-after", "")).timestamp() - time()
         return min(max(0.0, value), _LONGEST_WAIT_S)
     return 1.0
 

@@ -1,21 +1,24 @@
-"""The engine call and its event stream."""
+"""The engine call and its event stream; the only place that knows aiohttp's errors."""
 
 import asyncio
+import contextlib
 import re
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
 import aiohttp
-from yarl import URL
 
-from gateway.backends.connections import IDLE_CONNECTION_S, Broken, CannotConnect, Connection, Connections
 from gateway.backends.refusal import cut_off, event_too_large, refusal, stalled, too_slow, unreachable
 from gateway.backends.sse import DONE, EventSplitter, EventTooLarge, event_data, split_events
 from gateway.backends.watchdog import Watchdog
 
+IDLE_CONNECTION_S = 2.0
+"""Well below the engine's own limit: a busy machine runs the two timers late and apart."""
+
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
+_LAST_BYTES_S = 0.5
 _ATTEMPTS = 3
 _STALE_S = 1.0
 """A request on a connection that the engine had closed fails within a round trip, not after this long."""
@@ -32,7 +35,7 @@ class EngineLimits:
 
 
 class EngineSession:
-    """Owns the connections for questions to the engines: no pool limit, no cookies, no decoding."""
+    """Owns the connections to the engines: no pool limit (admission is the gateway's), no cookies, no decoding."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
@@ -40,6 +43,7 @@ class EngineSession:
 
     async def __aenter__(self) -> aiohttp.ClientSession:
         self._session = aiohttp.ClientSession(
+            # vLLM closes idle connections after 5 s: one that it closes as a request leaves would fail that request.
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=10, keepalive_timeout=IDLE_CONNECTION_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
@@ -63,9 +67,9 @@ class EngineStream:
     """
 
     def __init__(
-        self, connection: Connection, first: bytes, limits: EngineLimits, broke_off: Callable[[], None]
+        self, response: aiohttp.ClientResponse, first: bytes, limits: EngineLimits, broke_off: Callable[[], None]
     ) -> None:
-        self._connection: Connection | None = connection
+        self._response = response
         self._broke_off = broke_off
         self._first = first
         self._limits = limits
@@ -81,9 +85,8 @@ class EngineStream:
         splitter = EventSplitter()
         data = self._first
         finished = False
-        connection = self._connection
         with Watchdog(self._limits.between_tokens_s) as watchdog:
-            while data and connection is not None:
+            while data:
                 if splitter.empty and data.endswith(b"\n\n") and b"\r" not in data:
                     events = data
                 else:
@@ -101,44 +104,42 @@ class EngineStream:
                     yield events
                 try:
                     with watchdog:
-                        data = await connection.read()
+                        data = await self._response.content.readany()
                 except TimeoutError:
                     self._broke_off()
                     raise stalled(self._limits.between_tokens_s) from None
-                except Broken:
+                except (aiohttp.ClientError, OSError):
                     self._broke_off()
                     raise cut_off() from None
         if not finished or splitter.rest.strip():
             self._broke_off()
             raise cut_off()
         # Some engines end without [DONE]; the answer itself is whole.
-        self._ended = True
         yield DONE
 
     def close(self) -> None:
         """Drops the connection, which aborts the request in the engine.
 
-        After the last event it is kept instead: the end of the body is about to come and makes it free again.
+        After the last event it is kept instead: the end of the body is about to come and gives it back to the pool.
         Nothing waits for that, because the client's answer is over and its connection may close.
         """
-        connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        if self._ended:
-            connection.release()
-        else:
-            connection.close()
+        if not self._ended:
+            self._response.close()
+        elif not self._response.closed:
+            overdue = asyncio.get_running_loop().call_later(_LAST_BYTES_S, self._response.close)
+            self._response.content.on_eof(overdue.cancel)
 
 
 class VllmBackend:
     """One engine. `url` never reaches a client or a metric; `path` is what requests are posted to.
 
     `host` is the Host header where the URL holds an address instead of a name. `broke_off` hears of answers that end
-    in the middle. Its connections close when they have been idle for a moment, or at `close`.
+    in the middle.
     """
 
     def __init__(
         self,
+        session: aiohttp.ClientSession,
         url: str,
         api_key: str,
         limits: EngineLimits,
@@ -146,100 +147,87 @@ class VllmBackend:
         host: str = "",
         broke_off: Callable[[], None] = lambda: None,
     ) -> None:
+        self._session = session
         self._broke_off = broke_off
+        self._post_url = url.rstrip("/") + path
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        if host:
+            self._headers["Host"] = host
         self._limits = limits
-        self._connections = Connections(url, limits.connect_s)
-        self._head = request_head(url.rstrip("/") + path, api_key, host)
-
-    def close(self) -> None:
-        self._connections.close()
 
     async def stream(self, payload: bytes) -> EngineStream:
         """Sends the request and waits for the first bytes of its answer. Raises ApiError."""
         limit_s = self._limits.first_token_s
         try:
             async with asyncio.timeout(limit_s):
-                connection = await self._post(payload)
-                try:
-                    first = await connection.read()
-                except BaseException:
-                    connection.close()
-                    raise
+                response = await self._post(payload)
+                with _closed_on_error(response):
+                    first = await response.content.readany()
         except TimeoutError:
             raise too_slow(limit_s) from None
-        except Broken:
+        except (aiohttp.ClientError, OSError):
             raise cut_off() from None
         if not first:
-            connection.close()
+            response.close()
             raise cut_off()
-        return EngineStream(connection, first, self._limits, self._broke_off)
+        return EngineStream(response, first, self._limits, self._broke_off)
 
     async def complete(self, payload: bytes) -> bytes:
         """A whole answer as the engine's JSON bytes. Raises ApiError."""
         limit_s = self._limits.answer_s
-        parts: list[bytes] = []
         try:
             async with asyncio.timeout(limit_s):
-                connection = await self._post(payload)
-                try:
-                    while part := await connection.read():
-                        parts.append(part)
-                except BaseException:
-                    connection.close()
-                    raise
+                response = await self._post(payload)
+                with _closed_on_error(response):
+                    return await response.read()
         except TimeoutError:
             raise too_slow(limit_s) from None
-        except Broken:
+        except (aiohttp.ClientError, OSError):
             raise cut_off() from None
-        connection.release()
-        return b"".join(parts)
 
-    async def _post(self, payload: bytes) -> Connection:
-        """Raises ApiError when the engine cannot be reached or refuses, Broken when it breaks off."""
-        connection = await self._send(b"%b%d\r\n\r\n%b" % (self._head, len(payload), payload))
-        if connection.status == 200:
-            return connection
+    async def _post(self, payload: bytes) -> aiohttp.ClientResponse:
+        """Raises ApiError when the engine cannot be reached or refuses, aiohttp's errors when it breaks off."""
+        response = await self._send(payload)
+        if response.status == 200:
+            return response
         try:
-            raise await refusal(connection)
+            raise await refusal(response)
         finally:
-            connection.close()
+            response.close()
 
-    async def _send(self, request: bytes) -> Connection:
+    async def _send(self, payload: bytes) -> aiohttp.ClientResponse:
         """Up to the head of the answer.
 
-        A connection that the engine has just closed breaks at once, before any answer: then the request goes out
-        again. Nothing is repeated when an answer has begun or the engine had it for longer than that.
+        A connection of the pool that the engine has just closed breaks at once, before any answer: then the request
+        goes out again. Nothing is repeated when an answer has begun or the engine had it for longer than that.
         """
         attempt = 1
         while True:
-            try:
-                connection = await self._connections.take()
-            except CannotConnect:
-                raise unreachable() from None
             sent_s = time.monotonic()
             try:
-                connection.send(request)
-                await connection.head()
-                return connection
-            except Broken as broken:
-                if not broken.unanswered or attempt == _ATTEMPTS or time.monotonic() - sent_s > _STALE_S:
+                return await self._session.post(
+                    self._post_url, data=payload, headers=self._headers, allow_redirects=False
+                )
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+                raise unreachable() from None
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if attempt == _ATTEMPTS or time.monotonic() - sent_s > _STALE_S:
                     raise
-            except BaseException:
-                connection.close()
-                raise
             attempt += 1
+            # The pool drops what was closed with it, once the loop has heard of that.
+            await asyncio.sleep(0)
 
 
-def request_head(url: str, api_key: str, host: str) -> bytes:
-    """A POST of JSON up to the number of its bytes. Raises ValueError for a key that no header can hold."""
-    if not api_key.isprintable():
-        raise ValueError("The engine's API key holds a line break or another control character.")
-    parsed = URL(url)
-    lines = [f"POST {parsed.raw_path_qs} HTTP/1.1", f"Host: {host or parsed.host_port_subcomponent}"]
-    if api_key:
-        lines.append(f"Authorization: Bearer {api_key}")
-    lines += ["Content-Type: application/json", "Content-Length: "]
-    return "\r\n".join(lines).encode()
+@contextlib.contextmanager
+def _closed_on_error(response: aiohttp.ClientResponse) -> Iterator[None]:
+    """Dropping the connection is what aborts the request in the engine."""
+    try:
+        yield
+    except BaseException:
+        response.close()
+        raise
 
 
 def _end_of(events: bytes) -> int | None:

@@ -110,7 +110,7 @@ async def _measure(settings: Settings, *, quiet: bool) -> Measured:
     )
     async with EngineSession(limits) as session:
         facts = await _facts(session, settings)
-        probe = Probe(settings.engine_url, settings.engine_api_key, limits, facts)
+        probe = Probe(session, settings.engine_url, settings.engine_api_key, limits, facts)
         with err().status("asking the engine") as status:
 
             def told(sample: Sample) -> None:

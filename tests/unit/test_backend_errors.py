@@ -9,7 +9,7 @@ from time import time
 
 import pytest
 
-from gateway.backends.vllm import EngineLimits, VllmBackend
+from gateway.backends.vllm import EngineLimits, EngineSession, VllmBackend
 from gateway.errors import ApiError, ErrorKind
 
 LIMITS = EngineLimits(connect_s=1.0, first_token_s=2.0, between_tokens_s=1.0, answer_s=2.0)
@@ -81,9 +81,9 @@ async def raw_engine(handler: Handler) -> AsyncIterator[RawEngine]:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    engine = RawEngine(VllmBackend(url, "", LIMITS))
-    yield engine
-    engine.backend.close()
+    async with EngineSession(LIMITS) as session:
+        engine = RawEngine(VllmBackend(session, url, "", LIMITS))
+        yield engine
     server.close()
 
 

@@ -64,7 +64,7 @@ async def rig(folder: Path, config: SimConfig | None = None, **settings: object)
         sim.requests.clear()
         made = Settings(engine_url=sim.url, data_dir=folder, probe_interval_s=0.05, **settings)  # type: ignore[arg-type]
         pacer = Pacer()
-        async with ReplicaSpeed(made) as speed, Calibrator(speed, pacer, made, LIMITS):
+        async with ReplicaSpeed(made) as speed, Calibrator(speed, pacer, session, made, LIMITS):
             speed.on_change(pacer.learned)
             speed.facts_changed(facts)
             yield Rig(speed, pacer, sim, session, facts)
@@ -98,7 +98,7 @@ async def test_an_engine_that_is_known_is_not_measured_again(tmp_path: Path) -> 
             facts = await probe_engine(session, sim.url)
             sim.requests.clear()
             settings = Settings(engine_url=sim.url, data_dir=tmp_path)
-            async with ReplicaSpeed(settings) as speed, Calibrator(speed, Pacer(), settings, LIMITS):
+            async with ReplicaSpeed(settings) as speed, Calibrator(speed, Pacer(), session, settings, LIMITS):
                 speed.facts_changed(facts)
                 source = (await known(speed)).source
                 sent = len(sim.generations)
@@ -171,7 +171,7 @@ async def test_the_picture_of_the_engines_blocks_hears_of_what_it_computed(tmp_p
         assert residency.prefix().extended(ids).resident_tokens == len(ids)
         async with (
             ReplicaSpeed(settings) as speed,
-            Calibrator(speed, Pacer(), settings, LIMITS, lambda: residency),
+            Calibrator(speed, Pacer(), session, settings, LIMITS, lambda: residency),
         ):
             speed.facts_changed(facts)
             await known(speed)
@@ -186,12 +186,12 @@ async def test_it_can_be_turned_off(tmp_path: Path) -> None:
 
 
 async def test_plain_completions_are_used_where_chat_takes_no_ids(tmp_path: Path) -> None:
-    async with EngineSim(ENGINE) as sim:
+    async with EngineSim(ENGINE) as sim, EngineSession(LIMITS) as session:
         facts = EngineFacts(
             reachable=True, model="sim-model", models=("sim-model",), max_model_len=1024, token_ids_accepted=False
         )
         settings = Settings(engine_url=sim.url, data_dir=tmp_path)
-        async with ReplicaSpeed(settings) as speed, Calibrator(speed, Pacer(), settings, LIMITS):
+        async with ReplicaSpeed(settings) as speed, Calibrator(speed, Pacer(), session, settings, LIMITS):
             speed.facts_changed(facts)
             await known(speed)
         assert {request.path for request in sim.generations} == {"/v1/completions"}
@@ -212,14 +212,14 @@ class Ingesting:
 
 
 async def test_nothing_is_measured_while_documents_are_ingested(tmp_path: Path) -> None:
-    async with EngineSim(ENGINE) as sim:
+    async with EngineSim(ENGINE) as sim, EngineSession(LIMITS) as session:
         facts = EngineFacts(
             reachable=True, model="sim-model", models=("sim-model",), max_model_len=1024, token_ids_accepted=True
         )
         settings, ingesting = Settings(engine_url=sim.url, data_dir=tmp_path), Ingesting()
         async with (
             ReplicaSpeed(settings) as speed,
-            Calibrator(speed, Pacer(), settings, LIMITS, neighbour=ingesting),
+            Calibrator(speed, Pacer(), session, settings, LIMITS, neighbour=ingesting),
         ):
             speed.facts_changed(facts)
             await asyncio.sleep(0.3)
