@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from gateway.backends.facts import EngineFacts
 from gateway.messages import splice
 from gateway.turns import Turn
@@ -30,8 +32,10 @@ def turn_payload(turn: Turn, body: dict[str, Any]) -> EngineRequest:
         messages = splice(turn.conversation, messages)
     payload = engine_body(body, turn.served_model, stream=bool(turn.request.stream))
     payload["messages"] = messages
-    if turn.prompt.token_ids is not None:
-        payload["kv_transfer_params"] = {"prompt_token_ids": turn.prompt.token_ids}
+    prompt = turn.prompt
+    if prompt.token_ids is not None:
+        ids = prompt.token_ids if prompt.ids_json is None else orjson.Fragment(prompt.ids_json)
+        payload["kv_transfer_params"] = {"prompt_token_ids": ids}
     if turn.plan.max_tokens is not None:
         payload.pop("max_completion_tokens", None)
         payload["max_tokens"] = turn.plan.max_tokens

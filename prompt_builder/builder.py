@@ -1,6 +1,9 @@
 """Plan in, prompt out: segments tokenized one by one, their ids joined, the same content as messages."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import orjson
 
 from cache.hash_memo import HashMemo
 from cache.prompt_tree import PromptTree
@@ -93,6 +96,7 @@ class PromptBuilder:
             return None
         segments = self._segments(pieces[:-1], blocks[:-1])
         prompt = self._joined(segments, tuple(block.message() for block in blocks[:-1]), salt)
+        prompt = replace(prompt, ids_json=orjson.dumps(prompt.token_ids))
         return self._openings.keep(Opening(plan, salt, prompt, tuple(roles[:-1]), pieces))
 
     def _grown(self, known: Opening, plan: Plan) -> Opening | None:
@@ -173,10 +177,16 @@ class PromptBuilder:
             return Prompt(segments, messages, None, len(token_ids), (), reason or "Not asked for.")
         size = self._block_size
         hashes = self._hashes.late_hashes(token_ids, size, salt, before.block_hashes) if size else ()
-        return Prompt(segments, messages, token_ids, len(token_ids), hashes)
+        json = None if before.ids_json is None else _longer(before.ids_json, joined)
+        return Prompt(segments, messages, token_ids, len(token_ids), hashes, ids_json=json)
 
     def _scaffold(self, text: str) -> Segment:
         return Segment("scaffold", text, self._tokenizer.encode_scaffold(text))
 
     def _segment(self, piece: Piece) -> Segment:
         return Segment(piece.kind, piece.text, piece.token_ids or self._tokenizer.encode(piece.text), piece.label)
+
+
+def _longer(ids_json: bytes, more: list[int]) -> bytes:
+    """A JSON list of ids, none of them empty, with more behind them."""
+    return b",".join((memoryview(ids_json)[:-1], orjson.dumps(more)[1:])) if more else ids_json

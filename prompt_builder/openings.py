@@ -8,7 +8,7 @@ from prompt_builder.types import Plan, Prompt, Role
 LEAST_TOKENS = 4096
 """A shorter opening is rendered sooner than it is worth the memory."""
 MOST_TOKENS = 1_000_000
-"""Of all that are kept, about 12 bytes each beside the texts. Those that were used last stay."""
+"""Of all that are kept, about 18 bytes each beside the texts. Those that were used last stay."""
 MOST_OPENINGS = 32
 
 

@@ -1,7 +1,7 @@
 """The values that flow through prompt building: Transcript and Candidates in, Plan, then Prompt, out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from latency.speed import Forecast
@@ -184,7 +184,8 @@ class Prompt:
     """The prompt that is sent.
 
     `token_ids` is the concatenation of the segments' ids, or None where the engine must template the
-    `messages` itself (`inexact_reason` says why). `tokens` counts the prompt either way.
+    `messages` itself (`inexact_reason` says why). `tokens` counts the prompt either way. `ids_json` are the ids as
+    JSON, where most of it was at hand from an earlier prompt.
     """
 
     segments: tuple[Segment, ...]
@@ -193,6 +194,7 @@ class Prompt:
     tokens: int
     block_hashes: Sequence[bytes]
     inexact_reason: str | None = None
+    ids_json: bytes | None = field(default=None, compare=False, repr=False)
 
 
 class QuestionTooLong(Exception):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,7 +75,10 @@ def test_a_rendered_opening_changes_no_byte_no_id_and_no_hash(
             return
         assert plan == expected
         whole = PromptBuilder(TOKENIZER, template, "Answer.", block_size).render(plan, "salt")
-        assert builder.render(plan, "salt", opening=ahead.opening) == whole
+        rendered = builder.render(plan, "salt", opening=ahead.opening)
+        assert rendered == whole
+        if rendered.ids_json is not None:
+            assert tuple(orjson.loads(rendered.ids_json)) == whole.token_ids
         inexact = builder.render(plan, "salt", exact=False, reason="so", opening=ahead.opening)
         assert inexact == builder.render(plan, "salt", exact=False, reason="so")
         if ahead.opening is not None:
@@ -82,6 +86,7 @@ def test_a_rendered_opening_changes_no_byte_no_id_and_no_hash(
             assert ahead.material.joined(front) is ahead.opening.prompt.token_ids
             assert front.parts is not None
             assert ahead.opening.prompt.token_ids == tuple(one for part in front.parts for one in part)
+            assert orjson.loads(ahead.opening.prompt.ids_json or b"") == list(ahead.opening.prompt.token_ids)
         past = (*past, PastMessage("user", question, context_of(plan)), PastMessage("assistant", answer))
 
 

@@ -37,4 +37,5 @@ def test_late_hashes_are_a_sequence_of_those_of_the_blocks() -> None:
     assert hashes[40] == wanted[40]
     assert list(hashes[10:70:7]) == list(wanted[10:70:7])
     assert hashes[-1] == wanted[-1]
-    assert hashes == wanted and hash(hashes) == hash(wanted)
+    assert hashes == wanted
+    assert hash(hashes) == hash(wanted)
