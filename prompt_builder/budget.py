@@ -64,7 +64,7 @@ class Filling:
         self._extracts = extracts
         self.wholes = wholes
         self.most_chunks = most_chunks
-        self._forms: list[tuple[Form, ...]] | None = None
+        self._forms: list[tuple[Form, ...]] = []
 
     def fill(self, front: Front, means: Means, most_tokens: int) -> Filled:
         """The draft with the most relevance that keeps the budget in a prompt of at most `most_tokens`.
@@ -73,27 +73,27 @@ class Filling:
         """
         spaces = self._spaces(front, means, most_tokens)
         best = self._run(front, means, most_tokens, spaces)
-        if len(best.forms) < min(self.most_chunks, len(self.wholes)) or not best.quotes:
+        spaces = [space for space in spaces if space.room >= 0]
+        if spaces and (len(best.forms) < min(self.most_chunks, len(self.wholes)) or not best.quotes):
             forms = self.forms_beside(front)
             for space in spaces:
-                if space.room >= 0:
-                    best = self._better(best, self._packed(front, means, most_tokens, space, forms))
+                best = self._better(best, self._packed(front, means, most_tokens, space, forms))
         if best.quotes and best.forms:
             quoted = self.filled(front, means, best.forms, evidence=True, first=best.first)
             if _fits(quoted, most_tokens):
                 return quoted
         return best.filled
 
-    def least(self, front: Front, means: Means, most_tokens: int) -> Filled:
-        """Without chunks; or, where that is late anyway, with the one form that is worth its time."""
-        bare = self.filled(front, means, ())
-        if bare.forecast.fits:
-            return bare
+    def least(self, bare: Filled, means: Means, most_tokens: int) -> Filled:
+        """`bare` has no chunks and is late: itself, or with the one form that is worth its time."""
+        front = bare.draft.front
         most_s = bare.forecast.ttft_s + LATE_SHARE * (bare.forecast.budget_s or 0.0)
         room = most_tokens - bare.draft.tokens - self._drafts.material.reference_line_tokens()
+        # No form is worth more than its chunk.
+        worth_chunks = sum(form.value >= LEAST_VALUE for form in self.wholes)
         forms = [
             form
-            for group in self.forms_beside(front)
+            for group in self.forms_beside(front, worth_chunks)
             for form in group
             if form.value >= LEAST_VALUE and form.tokens < room
         ]
@@ -104,20 +104,24 @@ class Filling:
         worth = [form for form in forms if in_time and form.tokens <= sizes[in_time - 1]]
         if not worth:
             return bare
-        best = min(worth, key=lambda form: (-form.value, form.tokens, form.chunk.label))
+        best = min(worth, key=lambda form: (-form.value, form.tokens, form.label))
         filled = self.filled(front, means, [best])
         return filled if filled.draft.tokens <= most_tokens else bare
 
-    def forms_beside(self, front: Front) -> list[tuple[Form, ...]]:
-        """A chunk that stands in the past costs its name in a line; one whose label means another chunk is absent."""
-        if self._forms is None:
-            chunks = [form.chunk for form in self.wholes]
-            self._forms = self._extracts.forms(self._drafts.bare.question, chunks)
+    def forms_beside(self, front: Front, most: int | None = None) -> list[tuple[Form, ...]]:
+        """Of all chunks, or of at least the `most` most relevant.
+
+        A chunk that stands in the past costs its name in a line; one whose label means another chunk is absent.
+        """
+        most = len(self.wholes) if most is None else most
+        if len(self._forms) < most:
+            chunks = [form.whole for form in self.wholes]
+            self._forms = self._extracts.forms(self._drafts.bare.question, chunks, most)
         standing = self._drafts.material.chunks_standing(front)
         if not standing:
             return self._forms
         groups: list[tuple[Form, ...]] = []
-        for whole, group in zip(self.wholes, self._forms, strict=True):
+        for whole, group in zip(self.wholes, self._forms, strict=False):
             chunk = whole.chunk
             there = standing.get(chunk.label)
             if there is None:
@@ -144,7 +148,7 @@ class Filling:
     def _run(self, front: Front, means: Means, most_tokens: int, spaces: Sequence[_Space]) -> _Packed:
         """The longest run of whole chunks, most relevant first, that fits."""
         standing = self._drafts.material.chunks_standing(front)
-        new_tokens = [0 if form.chunk.label in standing else form.tokens for form in self.wholes]
+        new_tokens = [0 if form.label in standing else form.tokens for form in self.wholes]
         most_room = spaces[0].room + self._drafts.material.reference_line_tokens()
         for count in range(min(self.most_chunks, len(self.wholes)), 0, -1):
             if len(spaces) == 1 and sum(new_tokens[:count]) > most_room:
@@ -160,8 +164,8 @@ class Filling:
         self, front: Front, means: Means, most_tokens: int, space: _Space, forms: Sequence[tuple[Form, ...]]
     ) -> _Packed | None:
         """The knapsack's choice, with room for evidence where that costs little and whole chunks stand beside it."""
-        taken = {form.chunk.label for form in space.first}
-        rest = [() if form.chunk.label in taken else group for form, group in zip(self.wholes, forms, strict=True)]
+        taken = {form.label for form in space.first}
+        rest = [() if form.label in taken else group for form, group in zip(self.wholes, forms, strict=True)]
         largest = sorted((max((form.tokens for form in group), default=0) for group in rest), reverse=True)
         most_room = sum(largest[: self.most_chunks]) + self._drafts.evidence_tokens
         room = min(space.room, most_room)
@@ -173,10 +177,10 @@ class Filling:
         most, quotes = chosen(room), False
         if self._drafts.evidence_tokens:
             beside = chosen(room - self._drafts.evidence_tokens)
-            whole = any(form.chunk.form == "whole" for form in beside)
+            whole = any(form.extract is None for form in beside)
             if whole and _value(beside) >= (1 - EVIDENCE_SHARE) * _value(most) - _TIES:
                 most, quotes = beside, True
-        first = tuple(form.chunk.label for form in space.first)
+        first = tuple(form.label for form in space.first)
         filled = self.filled(front, means, most, first=first)
         while not _fits(filled, most_tokens):
             # Tokens of a line of references are those of its parts or fewer, on all tokenizers but odd ones.
@@ -207,7 +211,7 @@ class Filling:
         spaces = [self._space(front, means, start, (), most_tokens)]
         if isinstance(start, ResidentPrefix):
             standing = self._drafts.material.chunks_standing(front)
-            pieces = [() if form.chunk.label in standing else form.chunk.rendered.token_ids for form in self.wholes]
+            pieces = [() if form.label in standing else form.chunk.rendered.token_ids for form in self.wholes]
             if self._drafts.layout.order == "reuse":
                 # Those that are held back for the last places continue nothing.
                 pinned = min(self._drafts.layout.pin_last, len(pieces))

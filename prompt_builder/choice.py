@@ -8,18 +8,19 @@ Turn = Sequence[PastMessage]
 
 
 def distinct(items: Sequence[Candidate], top_k: int) -> tuple[list[PromptChunk], list[Dropped]]:
-    """The `top_k` most relevant chunks, most relevant first, one for each label, whatever the order of `items`."""
+    """All chunks, most relevant first, one for each label, whatever the order of `items`.
+
+    Told as dropped are those whose label a chunk of the `top_k` most relevant has taken before these were complete.
+    """
     ranked = sorted(items, key=lambda item: (-item.relevance, item.chunk.label, item.chunk.row_id))
     taken: dict[str, PromptChunk] = {}
     dropped = []
     for item in ranked:
-        if len(taken) == top_k:
-            break
         chunk = item.chunk
         twin = taken.get(chunk.label)
         if twin is None:
             taken[chunk.label] = _prompt_chunk(item)
-        elif twin.rendered.text != chunk.rendered.text:
+        elif len(taken) < top_k and twin.rendered.text != chunk.rendered.text:
             reason = f"A more relevant chunk has the same label and other text ({twin.filename}, {chunk.filename})."
             dropped.append(Dropped("chunk", chunk.label, reason))
     return list(taken.values()), dropped

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from prompt_builder.bodies import SentenceMemo
 from prompt_builder.choice import against_standing, ordered, ranked
 from prompt_builder.companions import NOTHING_KNOWN, Together
-from prompt_builder.evidence import SentenceMemo, evidence_lines, most_tokens
+from prompt_builder.evidence import evidence_lines, most_tokens
 from prompt_builder.knapsack import Form
 from prompt_builder.material import Front, Material, Measured
 from prompt_builder.order import Piece, by_relevance, likely_order, resident_places
@@ -83,9 +84,9 @@ class Drafts:
         chunks = ordered(sent, self.layout.order, self.layout.pin_last, first)
         references = ordered(referred, self.layout.order)
         shown = {chunk.label for chunk in (*chunks, *references)}
-        lines = self.evidence([form.chunk for form in forms if form.chunk.label in shown]) if evidence else ""
+        lines = self.evidence([form.whole for form in forms if form.label in shown]) if evidence else ""
         tail = self.material.tail(self._context(chunks, references, lines))
-        relevance = sum(form.value for form in forms if form.chunk.label in shown)
+        relevance = sum(form.value for form in forms if form.label in shown)
         return Draft(front, chunks, references, lines, relevance, tail, tuple(clashes))
 
     def behind(self, draft: Draft, prefix: Prefix) -> Draft:

@@ -2,55 +2,18 @@
 
 import math
 import re
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from threading import Lock
+from operator import itemgetter
 
-from prompt_builder.labels import EVIDENCE_MARK, as_data
-from prompt_builder.sentences import sentences, terms_of
+from prompt_builder.bodies import Body, SentenceMemo, body_of
+from prompt_builder.labels import EVIDENCE_MARK
+from prompt_builder.sentences import terms_of
 from prompt_builder.types import PromptChunk
 
 TOKEN_BUDGET = 60
 LENGTH_WEIGHT = 2.0
 RELEVANCE_WEIGHT = 0.5
 LEAST_QUOTE_TOKENS = 10
-
-
-MEMO_BODIES = 1024
-
-# The sentences of a text with their terms.
-Split = tuple[tuple[str, frozenset[str]], ...]
-
-
-class SentenceMemo:
-    """The sentences of the MEMO_BODIES chunks last used. Safe to share between threads."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[str, Split] = OrderedDict()
-        self._lock = Lock()
-
-    def of(self, body: str) -> Split:
-        with self._lock:
-            kept = self._kept.get(body)
-            if kept is not None:
-                self._kept.move_to_end(body)
-                return kept
-        made = _split(body)
-        with self._lock:
-            self._kept[body] = made
-            while len(self._kept) > MEMO_BODIES:
-                self._kept.popitem(last=False)
-        return made
-
-
-@dataclass(frozen=True, slots=True)
-class _Sentence:
-    text: str
-    label: str
-    terms: frozenset[str]
-    relevance: float
-    place: tuple[str, int]
 
 
 def evidence_lines(
@@ -60,7 +23,7 @@ def evidence_lines(
     lines: int,
     count: Callable[[str], int],
     token_budget: int = TOKEN_BUDGET,
-    memo: "SentenceMemo | None" = None,
+    memo: SentenceMemo | None = None,
 ) -> str:
     """At most `lines` sentences over all chunks, most relevant last; empty when none shares a word.
 
@@ -71,23 +34,23 @@ def evidence_lines(
     wanted = terms_of(question)
     if lines <= 0 or not wanted:
         return ""
-    split = _split if memo is None else memo.of
-    found = [sentence for chunk in chunks for sentence in _found(chunk, split(chunk.body))]
-    scores = _scores(wanted, found)
+    of = body_of if memo is None else memo.of
+    bodies = [of(chunk.body) for chunk in chunks]
     ranked = sorted(
-        (place for place, score in enumerate(scores) if score > 0),
-        key=lambda place: (-scores[place], -found[place].relevance, found[place].place),
+        (-score, -chunk.relevance, chunk.label, place, at)
+        for at, (chunk, scores) in enumerate(zip(chunks, _scores(wanted, chunks, bodies), strict=True))
+        for place, score in scores.items()
     )
     quoted: dict[str, str] = {}
     left = token_budget
-    for place in ranked:
+    for _, _, label, place, at in ranked:
         if len(quoted) == lines or left < LEAST_QUOTE_TOKENS:
             break
-        sentence = found[place]
-        if sentence.text in quoted:
+        sentence = bodies[at].sentences[place].text
+        if sentence in quoted:
             continue
-        text = _cut(sentence.text, left, wanted, count)
-        quoted[sentence.text] = f"[{sentence.label}] “{text}”"
+        text = _cut(sentence, left, wanted, count)
+        quoted[sentence] = f"[{label}] “{text}”"
         left -= count(text)
     if not quoted:
         return ""
@@ -96,9 +59,11 @@ def evidence_lines(
 
 def sentence_scores(question: str, chunks: Sequence[PromptChunk]) -> list[list[float]]:
     """For each chunk the scores by which its sentences, in order, are quoted; 0 for those that share no word."""
-    found = [_found(chunk, _split(chunk.body)) for chunk in chunks]
-    scores = iter(_scores(terms_of(question), [sentence for chunk in found for sentence in chunk]))
-    return [[next(scores) for _ in chunk] for chunk in found]
+    bodies = [body_of(chunk.body) for chunk in chunks]
+    return [
+        [scores.get(place, 0.0) for place in range(len(body.sentences))]
+        for body, scores in zip(bodies, _scores(terms_of(question), chunks, bodies), strict=True)
+    ]
 
 
 def most_tokens(lines: int, count: Callable[[str], int], token_budget: int = TOKEN_BUDGET) -> int:
@@ -108,28 +73,30 @@ def most_tokens(lines: int, count: Callable[[str], int], token_budget: int = TOK
     return token_budget + count(f"{EVIDENCE_MARK}\n\n") + lines * (count("[k0a1b] “”\n") + 4)
 
 
-def _found(chunk: PromptChunk, sentences: Split) -> list[_Sentence]:
+def _scores(wanted: frozenset[str], chunks: Sequence[PromptChunk], bodies: Sequence[Body]) -> list[dict[int, float]]:
+    """For each chunk the scores of the sentences that hold a wanted term, by their numbers."""
+    total = sum(len(body.sentences) for body in bodies)
+    mean_terms = sum(sum(body.terms) for body in bodies) / (total or 1) or 1.0
+    rarities = []
+    for term in wanted:
+        holding = [body.places.get(term, ()) for body in bodies]
+        times = sum(map(len, holding))
+        if times:
+            rarities.append((math.log(1 + total / times), holding))
+    sums: list[dict[int, float]] = [{} for _ in bodies]
+    # Sorted: sums of floats must not hang on the order of a set.
+    for rarity, holding in sorted(rarities, key=itemgetter(0)):
+        for places, held in zip(holding, sums, strict=True):
+            for place in places:
+                held[place] = held.get(place, 0.0) + rarity
     return [
-        _Sentence(text, chunk.label, terms, chunk.relevance, (chunk.label, place))
-        for place, (text, terms) in enumerate(sentences)
-    ]
-
-
-def _split(body: str) -> Split:
-    return tuple((text, terms_of(text)) for text in sentences(as_data(body)))
-
-
-def _scores(wanted: frozenset[str], found: Sequence[_Sentence]) -> list[float]:
-    if not found:
-        return []
-    seen_in = Counter(term for sentence in found for term in sentence.terms & wanted)
-    rarity = {term: math.log(1 + len(found) / times) for term, times in seen_in.items()}
-    mean_terms = sum(len(sentence.terms) for sentence in found) / len(found) or 1.0
-    return [
-        (1 - RELEVANCE_WEIGHT + RELEVANCE_WEIGHT * sentence.relevance)
-        * sum(sorted(rarity[term] for term in sentence.terms & wanted))
-        / (1 + LENGTH_WEIGHT * len(sentence.terms) / mean_terms)
-        for sentence in found
+        {
+            place: (1 - RELEVANCE_WEIGHT + RELEVANCE_WEIGHT * chunk.relevance)
+            * rarity
+            / (1 + LENGTH_WEIGHT * body.terms[place] / mean_terms)
+            for place, rarity in held.items()
+        }
+        for chunk, body, held in zip(chunks, bodies, sums, strict=True)
     ]
 
 

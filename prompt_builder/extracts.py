@@ -3,9 +3,11 @@
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 
+from prompt_builder.bodies import SentenceMemo
 from prompt_builder.knapsack import Form
 from prompt_builder.nearness import FITTED, Chances, Nearness, chances_of
 from prompt_builder.pieces import GAP, NEWLINE, Cutter, Pieces
@@ -28,10 +30,10 @@ class Extracts:
     that gives the same.
     """
 
-    def __init__(self, tokenizer: Tokenizer, nearness: Nearness = FITTED) -> None:
+    def __init__(self, tokenizer: Tokenizer, nearness: Nearness = FITTED, memo: SentenceMemo | None = None) -> None:
         self._tokenizer = tokenizer
         self._nearness = nearness
-        self._cutter = Cutter(tokenizer)
+        self._cutter = Cutter(tokenizer, memo)
         # By whether the text before ends a line, and whether the piece behind begins one.
         self._between = {
             (ended, begins): self._mark(f"{'' if ended else ' '}{GAP}{NEWLINE if begins else ''}")
@@ -40,17 +42,17 @@ class Extracts:
         }
         self._behind = {ended: self._mark(f"{'' if ended else ' '}{GAP}\n\n") for ended in (False, True)}
 
-    def forms(self, question: str, chunks: Sequence[PromptChunk]) -> list[tuple[Form, ...]]:
+    def forms(self, question: str, chunks: Sequence[PromptChunk], most: int | None = None) -> list[tuple[Form, ...]]:
         """For each chunk, most relevant first, its useful forms: each costs and is worth more than the one before.
 
         The value of the whole, which is the last, is the chunk's relevance; that of an extract is the part of it that
-        the extract is expected to hold.
+        the extract is expected to hold. With `most` of the first so many chunks; what words are rare in hangs on all.
         """
         pieces = [self._cutter.of(chunk) for chunk in chunks]
-        chances = chances_of(terms_of(question), pieces, self._nearness)
+        chances = chances_of(terms_of(question), pieces, self._nearness, most)
         return [
             self._forms(chunk, parts, chance, MOST_PIECES if rank < FRONT_CHUNKS else MOST_PIECES_BEHIND)
-            for rank, (chunk, parts, chance) in enumerate(zip(chunks, pieces, chances, strict=True))
+            for rank, (chunk, parts, chance) in enumerate(zip(chunks, pieces, chances, strict=False))
         ]
 
     def _forms(self, chunk: PromptChunk, pieces: Pieces, chances: Chances, most_pieces: int) -> tuple[Form, ...]:
@@ -67,11 +69,10 @@ class Extracts:
                     break
                 if inside > best + LEAST_GAIN:
                     best = inside
-                    rendered = self.extract(chunk.label, pieces, places)
-                    count = tokens if pieces.additive else self._count(rendered)
+                    extract = partial(self.extract, chunk.label, pieces, places)
+                    count = tokens if pieces.additive else self._count(extract())
                     if count < whole_tokens:
-                        shown = _extract_of(chunk, rendered)
-                        forms.append(Form(shown, count, chunk.relevance * inside))
+                        forms.append(Form(chunk, count, chunk.relevance * inside, extract))
         return (*forms, Form(chunk, whole_tokens, chunk.relevance))
 
     def _measured(
@@ -124,19 +125,13 @@ class _Mark:
     tokens: int
 
 
-def _extract_of(chunk: PromptChunk, rendered: RenderedChunk) -> PromptChunk:
-    # As `replace`, in a third of its time: it is done some eighty times for a plan.
-    return PromptChunk(
-        chunk.label, chunk.file_id, chunk.filename, chunk.title, chunk.relevance, chunk.body, rendered, "extract"
-    )
-
-
 def _sets(pieces: Pieces, chances: Chances, most: int) -> set[tuple[int, ...]]:
     """Pieces that are worth a look together: the likeliest for their tokens, more and more of them, by pieces and by
     whole sentences; and each of the likeliest two alone."""
     alone, tokens = chances.alone, pieces.tokens
-    order = sorted(range(len(tokens)), key=lambda place: -alone[place] / tokens[place])
-    sets: set[tuple[int, ...]] = {(place,) for place in sorted(order, key=lambda place: -alone[place])[:2]}
+    rates = [chance / size for chance, size in zip(alone, tokens, strict=True)]
+    order = sorted(range(len(tokens)), key=rates.__getitem__, reverse=True)
+    sets: set[tuple[int, ...]] = {(place,) for place in sorted(order, key=alone.__getitem__, reverse=True)[:2]}
     taken: list[int] = []
     for place in order[:most]:
         insort(taken, place)

@@ -1,24 +1,41 @@
 """Which chunks in which form: the most value that fits, exactly."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prompt_builder.types import PromptChunk
+from retrieval.types import RenderedChunk
 
 # Cells of the table (forms x counts x tokens) up to which tokens are counted one by one; half a millisecond or so.
 MOST_CELLS = 700_000
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots: `cached_property` needs the instance's dict.
+@dataclass(frozen=True)
 class Form:
-    """A way to send a chunk: what it costs in the prompt, and the probability that the answer is in it."""
+    """A way to send a chunk: what it costs in the prompt, and the probability that the answer is in it.
 
-    chunk: PromptChunk
+    `extract` renders some sentences of it, when the form is first sent: most of them never are. None where the chunk
+    is sent whole.
+    """
+
+    whole: PromptChunk
     tokens: int
     value: float
+    extract: Callable[[], RenderedChunk] | None = field(default=None, compare=False)
+
+    @property
+    def label(self) -> str:
+        return self.whole.label
+
+    @cached_property
+    def chunk(self) -> PromptChunk:
+        """As it is sent."""
+        return self.whole if self.extract is None else replace(self.whole, rendered=self.extract(), form="extract")
 
 
 Choice = tuple[Form | None, ...]
@@ -109,7 +126,7 @@ class Knapsack:
         chosen: list[Form | None] = []
         left = room_tokens
         for chunk in self._forms[: self._most]:
-            whole = next((form for form in chunk if form.chunk.form == "whole"), None)
+            whole = next((form for form in chunk if form.extract is None), None)
             if whole is None or whole.tokens > left:
                 break
             left -= whole.tokens

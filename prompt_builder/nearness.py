@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,10 +46,12 @@ class Chances:
     across: list[float]
 
 
-def chances_of(wanted: frozenset[str], chunks: Sequence[Pieces], weights: Nearness) -> list[Chances]:
-    """Where each chunk would hold the answer to a question of the terms `wanted`."""
-    overlap, of_sentences = overlaps(wanted, chunks)
-    return located(overlap, of_sentences, chunks, weights)
+def chances_of(
+    wanted: frozenset[str], chunks: Sequence[Pieces], weights: Nearness, most: int | None = None
+) -> list[Chances]:
+    """Where each of the chunks, or of the first `most`, would hold the answer to a question of the terms `wanted`."""
+    overlap, of_sentences = overlaps(wanted, chunks, most)
+    return located(overlap, of_sentences, chunks[:most], weights)
 
 
 def located(overlap: Values, of_sentences: Values, chunks: Sequence[Pieces], weights: Nearness) -> list[Chances]:
@@ -79,33 +81,30 @@ def located(overlap: Values, of_sentences: Values, chunks: Sequence[Pieces], wei
     return [Chances(flat_alone[start:end], flat_across[start:end]) for start, end in pairwise(starts)]
 
 
-def overlaps(wanted: frozenset[str], chunks: Sequence[Pieces]) -> tuple[Values, Values]:
-    """For each piece of all chunks the share of the question's rarity that its words hold, and that those of its
-    sentence hold, 0 to 1. A word is the rarer the fewer pieces hold it."""
-    total, sentence_total = 0, 0
-    tables = []
-    for pieces in chunks:
-        tables.append((pieces.places, total, sentence_total))
-        total += len(pieces.texts)
-        sentence_total += len(pieces.spans)
-    of_pieces, of_sentences = [0.0] * total, [0.0] * sentence_total
+def overlaps(wanted: frozenset[str], chunks: Sequence[Pieces], most: int | None = None) -> tuple[Values, Values]:
+    """For each piece of all chunks, or of the first `most`, the share of the question's rarity that its words hold,
+    and that those of its sentence hold, 0 to 1. A word is the rarer the fewer pieces of all chunks hold it."""
+    first_chunks = chunks[:most]
+    tables = [pieces.places for pieces in chunks]
+    total = sum(len(pieces.texts) for pieces in chunks)
+    of_pieces = [[0.0] * len(pieces.texts) for pieces in first_chunks]
+    of_sentences = [[0.0] * len(pieces.spans) for pieces in first_chunks]
     whole = 0.0
     # Sorted: sums of floats must not hang on the order of a set.
     for term in sorted(wanted):
-        holding = [
-            (places[term], first_piece, first_sentence)
-            for places, first_piece, first_sentence in tables
-            if term in places
-        ]
+        found = [places.get(term) for places in tables]
+        holding = sum(len(held[0]) for held in found if held is not None)
         if not holding:
             continue
-        rarity = math.log(1 + total / sum(len(found[0]) for found, _, _ in holding))
+        rarity = math.log(1 + total / holding)
         whole += rarity
-        for (in_pieces, in_sentences), first_piece, first_sentence in holding:
-            for place in in_pieces:
-                of_pieces[first_piece + place] += rarity
-            for number in in_sentences:
-                of_sentences[first_sentence + number] += rarity
-    spans = [span for pieces in chunks for span in pieces.spans]
+        for held, pieces, sentences in zip(found, of_pieces, of_sentences, strict=False):
+            if held is not None:
+                for place in held[0]:
+                    pieces[place] += rarity
+                for number in held[1]:
+                    sentences[number] += rarity
+    spans = [span for pieces in first_chunks for span in pieces.spans]
     scale = 1 / (whole or 1.0)
-    return np.array(of_pieces) * scale, np.repeat(np.array(of_sentences), spans) * scale
+    flat, flat_sentences = list(chain.from_iterable(of_pieces)), list(chain.from_iterable(of_sentences))
+    return np.array(flat) * scale, np.repeat(np.array(flat_sentences), spans) * scale

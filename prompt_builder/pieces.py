@@ -1,15 +1,17 @@
 """Chunks in sentences and clauses, each tokenized by itself."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
 
+from prompt_builder.bodies import Body, SentenceMemo
 from prompt_builder.labels import as_data, first_line
-from prompt_builder.sentences import Sentence, clauses, split, terms_of
+from prompt_builder.sentences import Sentence, clauses, terms_of
 from prompt_builder.types import PromptChunk, Tokenizer
 
 # Sentences longer than this are cut into clauses of at least so many tokens: in languages that the tokenizer knows
@@ -48,10 +50,11 @@ class Pieces:
 
 
 class Cutter:
-    """Cuts chunks. Keeps the pieces of the MEMO_CHUNKS last used ones; safe to share."""
+    """Cuts chunks, whose sentences `memo` keeps. Keeps the pieces of the MEMO_CHUNKS last used; safe to share."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, memo: SentenceMemo | None = None) -> None:
         self._tokenizer = tokenizer
+        self._sentences = memo or SentenceMemo()
         self._memo: OrderedDict[tuple[str, str, str], Pieces] = OrderedDict()
         self._lock = Lock()
         self._additive = _joins(tokenizer)
@@ -72,7 +75,8 @@ class Cutter:
         return made
 
     def _made(self, chunk: PromptChunk) -> Pieces:
-        cut = [self._cut(sentence) for sentence in split(as_data(chunk.body).strip())] or [[Sentence("", "")]]
+        body = self._sentences.of(chunk.body)
+        cut = [self._cut(sentence) for sentence in body.sentences] or [[Sentence("", "")]]
         flat = [piece for sentence in cut for piece in sentence]
         befores = [NEWLINE, *(piece.after for piece in flat[:-1])]
         afters = [*(NEWLINE if piece.after == NEWLINE else "" for piece in flat[:-1]), NEWLINE * 2]
@@ -80,10 +84,6 @@ class Cutter:
             f"{' ' if before == ' ' else ''}{as_data(piece.text) if before == NEWLINE else piece.text}{after}"
             for before, piece, after in zip(befores, flat, afters, strict=True)
         )
-        places: dict[str, list[int]] = {}
-        for place, piece in enumerate(flat):
-            for term in terms_of(piece.text):
-                places.setdefault(term, []).append(place)
         sentence = tuple(number for number, parts in enumerate(cut) for _ in parts)
         ids = tuple(self._tokenizer.encode(text) for text in texts)
         tokens = tuple(len(known) or self._tokenizer.count(text) for known, text in zip(ids, texts, strict=True))
@@ -100,10 +100,7 @@ class Cutter:
             ends_line=tuple(after != "" for after in afters),
             sentence=sentence,
             additive=self._additive and "" not in befores,
-            places={
-                term: (tuple(at), tuple(dict.fromkeys(sentence[place] for place in at)))
-                for term, at in places.items()
-            },
+            places=_places(body, cut),
             spans=tuple(map(len, cut)),
             log_tokens=np.log(lengths),
             share=lengths / lengths.sum(),
@@ -127,6 +124,22 @@ class Cutter:
         if held is not None:
             parts.append(held)
         return [*parts[:-1], Sentence(parts[-1].text, sentence.after)]
+
+
+def _places(body: Body, cut: Sequence[Sequence[Sentence]]) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """For each term the pieces and the sentences that hold it."""
+    starts = list(accumulate(map(len, cut), initial=0))
+    in_parts = {number: [terms_of(part.text) for part in parts] for number, parts in enumerate(cut) if len(parts) > 1}
+    found = {}
+    for term, numbers in body.places.items():
+        at: list[int] = []
+        for number in numbers:
+            if number in in_parts:
+                at += [starts[number] + part for part, terms in enumerate(in_parts[number]) if term in terms]
+            else:
+                at.append(starts[number])
+        found[term] = (tuple(at), numbers)
+    return found
 
 
 def _joins(tokenizer: Tokenizer) -> bool:

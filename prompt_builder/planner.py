@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from latency.model import UNBOUNDED_TOKENS
 from prompt_builder.alternatives import alternatives
+from prompt_builder.bodies import SentenceMemo
 from prompt_builder.budget import Filled, Filling
 from prompt_builder.choice import distinct
 from prompt_builder.companions import NOTHING_KNOWN, Together
 from prompt_builder.drafts import Drafts, Layout, whole_forms
-from prompt_builder.evidence import SentenceMemo
 from prompt_builder.extracts import Extracts
 from prompt_builder.forecast import means_of
 from prompt_builder.layout import block_tokens, blocks_of, for_template, scaffold_tokens
@@ -78,8 +78,8 @@ class Planner:
         self._rendering: RenderingChoice = rendering
         self._layout = Layout(chunk_order, pin_last, evidence_lines)
         self._frames = Frames(tokenizer, template)
-        self._extracts = Extracts(tokenizer)
         self._sentences = SentenceMemo()
+        self._extracts = Extracts(tokenizer, memo=self._sentences)
 
     def plan(
         self,
@@ -185,26 +185,25 @@ class Planner:
         past: Together = NOTHING_KNOWN,
         material: Material | None = None,
     ) -> Request:
-        wanted, clashes = distinct(candidates.items, limits.top_k)
-        ranked, _ = distinct(candidates.items, len(candidates.items))
+        ranked, clashes = distinct(candidates.items, limits.top_k)
         material = material or self._material(transcript, limits)
         drafts = Drafts(material, self._layout_for(limits), self._tokenizer, self._sentences, past)
         room = None if limits.window_tokens is None else Room.of(limits, limits.window_tokens)
         rendering: Rendering = "kept" if self._rendering == "kept" else "stripped"
-        forms = tuple(whole_forms(wanted, self._tokenizer))
+        wholes = whole_forms(ranked, self._tokenizer)
+        wanted = tuple(wholes[: limits.top_k])
         means = means_of(outlooks, clock, material) if material.has_ids else []
         return Request(
             transcript=transcript,
             limits=limits,
-            wanted=forms,
-            ranked=tuple(ranked),
+            wanted=wanted,
             clashes=tuple(clashes),
             drafts=drafts,
             window=None if room is None else Window(drafts, rendering, room, self._tokenizer),
             room=room,
-            means=shortlist(means, self.standing(material, transcript), forms),
+            means=shortlist(means, self.standing(material, transcript), wanted),
             held=outlooks[0].prefix if outlooks and material.has_ids else None,
-            filling=Filling(drafts, self._extracts, whole_forms(ranked, self._tokenizer), limits.top_k),
+            filling=Filling(drafts, self._extracts, wholes, limits.top_k),
             tokenizer=self._tokenizer,
         )
 
@@ -290,7 +289,8 @@ class Planner:
             equal = [(one, means) for one, means in kept if round(one.draft.relevance, 9) == relevance]
             best = min(request.priced(equal), key=lambda choice: choice.price_s)
         else:
-            least = [Choice(request.filling.least(front, means, most), means) for front, means in pairs]
+            # What keeps no budget has no chunks.
+            least = [Choice(request.filling.least(bare, means, most), means) for bare, means in filled]
             best = min(least, key=lambda choice: choice.filled.forecast.ttft_s)
         dropped = [*request.left_out(best, most), *(window.dropped_turns(cut) if window is not None else ())]
         return request.finished(best, dropped)

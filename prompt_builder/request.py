@@ -9,7 +9,7 @@ from prompt_builder.forecast import Means
 from prompt_builder.knapsack import Form
 from prompt_builder.outlook import Prefix
 from prompt_builder.renderings import Horizon
-from prompt_builder.types import Dropped, Limits, Plan, PromptChunk, Tokenizer, Transcript
+from prompt_builder.types import Dropped, Limits, Plan, Tokenizer, Transcript
 from prompt_builder.window import Room, Window
 
 
@@ -28,7 +28,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`wanted` are the most relevant chunks that a request without a budget gets, `ranked` all candidates.
+    """`wanted` are the most relevant chunks that a request without a budget gets.
 
     `means` are the replicas of which a prediction can be made; where there are none, `held` is the empty prompt on
     the first replica, None where there is no replica or prompts have no ids. `room` and `window` are None where the
@@ -38,7 +38,6 @@ class Request:
     transcript: Transcript
     limits: Limits
     wanted: tuple[Form, ...]
-    ranked: tuple[PromptChunk, ...]
     clashes: tuple[Dropped, ...]
     drafts: Drafts
     window: Window | None
@@ -67,9 +66,10 @@ class Request:
         draft, forecast = self.drafts.settled(choice.draft), choice.filled.forecast
         if draft is not choice.draft:
             forecast = choice.means.foresee(draft.front, draft.tail.ids)
-        absent = [form for form in self.filling.wholes if form.chunk.label not in draft.shown]
-        if absent:
-            more = choice.means.forecast(forecast.uncached_tokens + absent[0].tokens, forecast.cached_tokens)
+        shown = draft.shown
+        absent = next((form for form in self.filling.wholes if form.label not in shown), None)
+        if absent is not None:
+            more = choice.means.forecast(forecast.uncached_tokens + absent.tokens, forecast.cached_tokens)
             forecast = replace(forecast, next_chunk_s=more.ttft_s - forecast.ttft_s)
         return replace(self.drafts.plan(draft, dropped), forecast=forecast)
 
@@ -85,12 +85,12 @@ class Request:
         known = draft.shown | {clash.name for clash in draft.clashes}
         dropped = []
         for form in reversed(self.wanted):
-            if form.chunk.label in known:
+            if form.label in known:
                 continue
             if draft.tokens + form.tokens > most_tokens and self.window is not None:
                 dropped.append(self.window.too_large(form, draft.tokens))
             else:
-                dropped.append(Dropped("chunk", form.chunk.label, self._too_slow(choice, form.tokens)))
+                dropped.append(Dropped("chunk", form.label, self._too_slow(choice, form.tokens)))
         if draft.shown and not draft.evidence:
             lines = self.drafts.evidence([*draft.chunks, *draft.references])
             if lines and any(chunk.form == "whole" for chunk in (*draft.chunks, *draft.references)):

@@ -131,7 +131,7 @@ class Window:
 
     def too_large(self, form: Form, taken: int) -> Dropped:
         reason = f"Its {form.tokens} tokens do not fit: {self._room}, and {taken} of them are taken."
-        return Dropped("chunk", form.chunk.label, reason)
+        return Dropped("chunk", form.label, reason)
 
 
 def _first(end: int, holds: Callable[[int], bool]) -> int:

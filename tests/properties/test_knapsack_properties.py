@@ -18,7 +18,9 @@ VALUES = st.integers(0, 8).map(lambda eighths: eighths / 8)
 
 def form(place: int, tokens: int, value: float, kind: ChunkForm) -> Form:
     label = f"k{place}"
-    return Form(PromptChunk(label, "f", "n", "", value, "", RenderedChunk(label, "", ()), kind), tokens, value)
+    rendered = RenderedChunk(label, "", ())
+    whole = PromptChunk(label, "f", "n", "", value, "", rendered)
+    return Form(whole, tokens, value, None if kind == "whole" else lambda: rendered)
 
 
 @st.composite
