@@ -171,7 +171,8 @@ class PromptBuilder:
         joined: list[int] = []
         for segment in own:
             joined += segment.token_ids
-        token_ids = (*(before.token_ids or ()), *joined)
+        # Added, not unpacked into a third: that would go through all ids of a long prompt three times.
+        token_ids = (before.token_ids or ()) + tuple(joined)
         segments, messages = (*before.segments, *own), (*before.messages, *messages)
         if not exact:
             return Prompt(segments, messages, None, len(token_ids), (), reason or "Not asked for.")
