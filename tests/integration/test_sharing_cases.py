@@ -2,109 +2,19 @@
 
 import asyncio
 import os
-import random
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.engine_sim import EngineSim, SimConfig
-from bench.gateway_thread import RunningGateway, run_gateway, settings_for
+from bench.gateway_thread import RunningGateway
+from bench.shared_fleet import SECRET, TURNS, fleet, share, talks, text
 from prompt_builder.layout import SUMMARY_MARK
 
 ROOT = Path(__file__).parents[2]
-SECRET = "the same for all"
 APPLIED, FOREIGN = "headstart_sharing_events_applied", "headstart_sharing_foreign_runs"
 DEGRADED = "headstart_sharing_degraded"
 EVENTS = 2
 """Of an answer that is not streamed: begun and ended."""
-TALKS = 12
-TURNS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Cached tokens as predicted and as reported, over prompt tokens."""
-
-    predicted: float
-    reported: float
-
-    @property
-    def points(self) -> float:
-        return 100 * abs(self.predicted - self.reported)
-
-
-class Fleet:
-    """Two engines whose caches hold a third of what is asked of them, and gateways before both."""
-
-    def __init__(self, stack: AsyncExitStack, folder: Path, sims: Sequence[EngineSim], **settings: Any) -> None:
-        self._stack = stack
-        self._folder = folder
-        self.sims = sims
-        self._settings = settings
-        self.gateways: list[RunningGateway] = []
-
-    async def add(self) -> RunningGateway:
-        urls = ",".join(f"engine-{place}={sim.url}" for place, sim in enumerate(self.sims))
-        settings = settings_for(
-            self._folder / f"gateway-{len(self.gateways)}", urls, salt_secret=SECRET, **self._settings
-        )
-        gateway = await self._stack.enter_async_context(run_gateway(settings))
-        self.gateways.append(gateway)
-        return gateway
-
-
-@asynccontextmanager
-async def fleet(folder: Path, model_dir: Path, **settings: Any) -> AsyncIterator[Fleet]:
-    config = SimConfig(time_scale=0.02, model_dir=model_dir, num_gpu_blocks=600, answer="words", answer_words=12)
-    async with AsyncExitStack() as stack:
-        sims = [await stack.enter_async_context(EngineSim(config)) for _ in range(2)]
-        yield Fleet(stack, folder, sims, tokenizer=str(model_dir), **settings)
-
-
-def text(seed: int, words: int) -> str:
-    source = random.Random(seed)
-    return " ".join(source.choice(("tide", "ferry", "rope", "anchor", "gull", "pier", "sail")) for _ in range(words))
-
-
-async def talk(gateways: Sequence[RunningGateway], number: int, turns: int = TURNS) -> None:
-    """A conversation that goes on at one gateway after the other, as behind a load balancer."""
-    source = random.Random(number)
-    messages = [{"role": "system", "content": f"{text(number % 4, 220)}"}]
-    for turn in range(turns):
-        question = {"role": "user", "content": f"{number} {turn} {text(100 * number + turn, 60)}"}
-        gateway = gateways[source.randrange(len(gateways))]
-        body = {"model": "sim-model", "messages": [*messages, question], "max_tokens": 16}
-        async with gateway.session() as session, session.post("/v1/chat/completions", json=body) as response:
-            assert response.status == 200
-            answer = (await response.json())["choices"][0]["message"]["content"]
-        messages += [question, {"role": "assistant", "content": answer}]
-        await asyncio.sleep(source.random() * 0.05)
-
-
-async def talks(gateways: Sequence[RunningGateway], first: int = 0, count: int = TALKS, at_once: int = 4) -> None:
-    slots = asyncio.Semaphore(at_once)
-
-    async def one(number: int) -> None:
-        async with slots:
-            await talk(gateways, number)
-
-    await asyncio.gather(*(one(first + number) for number in range(count)))
-
-
-async def share(gateways: Sequence[RunningGateway], latest: int = 1000) -> Share:
-    predicted = reported = prompts = 0
-    for gateway in gateways:
-        async with gateway.session() as session, session.get("/v1/calls", params={"limit": latest}) as response:
-            calls = (await response.json())["data"]
-        for timings in (call["timings"] for call in calls):
-            assert timings["predicted_cached_tokens"] is not None
-            predicted += timings["predicted_cached_tokens"]
-            reported += timings["cached_tokens"]
-            prompts += timings["prompt_tokens"]
-    return Share(predicted / prompts, reported / prompts)
 
 
 async def test_two_gateways_foresee_what_engines_hold_as_well_as_one(
@@ -173,7 +83,6 @@ async def test_g2_every_request_is_answered_while_redis_stops_and_returns_and_ga
 async def test_a_killed_gateway_leaves_no_load_behind(model_dir: Path, redis_url: str, tmp_path: Path) -> None:
     async with fleet(tmp_path, model_dir, redis_url=redis_url) as fleet_:
         other = await fleet_.add()
-        urls = ",".join(f"engine-{place}={sim.url}" for place, sim in enumerate(fleet_.sims))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADSTART_")}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gateway.cli.main", "serve", "--port", "0"),
@@ -182,7 +91,7 @@ async def test_a_killed_gateway_leaves_no_load_behind(model_dir: Path, redis_url
             env={
                 **environment,
                 "PYTHONPATH": str(ROOT),
-                "HEADSTART_ENGINE_URL": urls,
+                "HEADSTART_ENGINE_URL": fleet_.engine_urls,
                 "HEADSTART_REDIS_URL": redis_url,
                 "HEADSTART_SALT_SECRET": SECRET,
                 "HEADSTART_TOKENIZER": str(model_dir),
