@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from gateway.arrivals import Arrivals
 from gateway.elsewhere import Elsewhere, Turns
 from gateway.in_flight import InFlight
-from gateway.queueing import PATIENCE, Prefill, Queued, limit_tokens, released, turn_order, wait_s
+from gateway.queueing import PATIENCE, Prefill, Queued, gathering_s, limit_tokens, released, turn_order, wait_s
 from gateway.tickets import Ticket
 from latency.speed import SpeedEstimate
 
@@ -49,12 +50,14 @@ class Pacer:
     """Releases the prefills of one replica in turn. Everything but `wait_s` belongs to one event loop.
 
     `patience`: how long what enters from now on lets shorter prefills go first, as of `queueing.PATIENCE`.
+    `arrivals`: requests that may be on their way to this queue; None where they may as well go elsewhere.
     """
 
     def __init__(
         self, *, enabled: bool = True, max_queued: int = 512, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.patience = PATIENCE
+        self.arrivals: Arrivals | None = None
         self._enabled = enabled
         self._max_queued = max_queued
         self._clock = clock
@@ -235,6 +238,9 @@ class Pacer:
         if not order:
             self._release_at(engine.recheck_s(now_s))
             return
+        if self._gathers() and (rest_s := gathering_s(self._queue, now_s)) > 0:
+            self._release_at(rest_s)
+            return
         if self._turns.yields(min(queued.entered_s for queued in self._queue), now_s):
             self._release_at(_YIELD_STEP_S)
             return
@@ -257,6 +263,10 @@ class Pacer:
             self._launch(tickets, now_s)
         self._queue_changed()
         self._release_soon()
+
+    def _gathers(self) -> bool:
+        """Whether an idle engine may wait for requests that are on their way; not for the sake of a fixed prompt."""
+        return bool(self.arrivals) and not self._in_flight and all(waiter.again for waiter in self._waiters.values())
 
     def _launch(self, tickets: list[Ticket], now_s: float) -> None:
         self._in_flight.launch(tickets, now_s)

@@ -65,7 +65,8 @@ class Pipeline:
         self, request: ChatRequest, body: dict[str, Any], context: RequestContext
     ) -> StreamedAnswer | WholeAnswer:
         """Raises ApiError; RetrievalError for stores and filters that cannot be searched."""
-        prepared = await self.prepare(request, context)
+        with self._replicas.arrivals.one():
+            prepared = await self.prepare(request, context)
         if isinstance(prepared, Plain):
             return await pass_through(self._replicas, self._breaks, request, body, context, prepared)
         work = prepared.work

@@ -14,6 +14,8 @@ PATIENCE = 2.0
 ROUTED_PATIENCE = 0.2
 # Urgent prefills may go before the one whose turn it is for so many times its own prefill: a fifth is its share.
 OVERTAKING = 4.0
+# Before an idle engine a request waits for those that come with it for so much of its own prefill.
+GATHERING_SHARE = 0.05
 # What an engine computes in one step by default; also what may be in flight while nothing is known of it.
 STEP_TOKENS = 2048
 UNKNOWN_LIMIT_TOKENS = STEP_TOKENS
@@ -183,6 +185,21 @@ def released(order: Sequence[Queued], in_flight_tokens: int, limit: int, *, is_d
         if tokens > limit and (count or not is_due):
             return count
     return len(order)
+
+
+def gathering_s(queue: Sequence[Queued], now_s: float) -> float:
+    """Seconds for which the queue may still wait, before an idle engine, for requests that are on their way.
+
+    When the first of some that come together could start, the others are being planned. A little later the shortest
+    of them can start, with its chunks in an order that suits the others. No deadline is missed for that.
+    """
+    until_s = math.inf
+    for queued in queue:
+        job = queued.job
+        until_s = min(until_s, queued.entered_s + GATHERING_SHARE * job.seconds)
+        if job.deadline_s is not None:
+            until_s = min(until_s, job.deadline_s - queued.margin_s - job.seconds)
+    return until_s - now_s
 
 
 def batch_s(jobs: Sequence[Prefill], fixed_s: float) -> float:

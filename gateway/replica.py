@@ -29,7 +29,7 @@ log = logging.getLogger("headstart.replicas")
 
 _STARTS_REMEMBERED = 4
 
-STALE_S = 0.05
+STALE_S = 0.005
 """A prompt that has waited for so long may find more in the engine's cache than when it was planned."""
 
 SEVERAL_ENGINES = (

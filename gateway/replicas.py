@@ -8,6 +8,7 @@ from types import TracebackType
 
 import aiohttp
 
+from gateway.arrivals import Arrivals
 from gateway.backends.facts import EngineFacts
 from gateway.backends.vllm import EngineLimits
 from gateway.budgets import QUEUE_FULL
@@ -58,6 +59,7 @@ class Replicas:
         self._limits = limits
         self._first_probe_s = first_probe_s
         self.serving = unknown_serving(settings)
+        self.arrivals = Arrivals()
         self._roster = Roster(endpoints or parse_endpoints(settings.engine_url), self._made)
         self._followers: list[Callable[[Serving], None]] = []
         self._merging = asyncio.Lock()
@@ -244,6 +246,7 @@ class Replicas:
         several = sum(not replica.draining for replica in self.all) > 1
         for replica in self.all:
             replica.pacer.patience = ROUTED_PATIENCE if several else PATIENCE
+            replica.pacer.arrivals = None if several else self.arrivals
         async with self._merging:
             facts = self._common()
             if facts == self.serving.facts:
