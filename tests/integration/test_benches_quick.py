@@ -52,7 +52,7 @@ def check_of(figures: dict[str, Any], name: str) -> dict[str, Any]:
     return next(check for check in figures["checks"] if name in check["name"])
 
 
-@pytest.mark.parametrize("name", ["overhead", "retrieval", "plan", "overload"])
+@pytest.mark.parametrize("name", ["overhead", "retrieval", "plan", "overload", "sharing"])
 def test_a_bench_without_an_engine_reaches_its_verdict(name: str, tmp_path: Path, shared_data: Path) -> None:
     """Its figures are those of a busy machine here, so that MISSED is no failure of this test."""
     assert_verdict(name, *quick_run(name, tmp_path, data=shared_data))
