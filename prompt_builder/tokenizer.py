@@ -117,10 +117,10 @@ class FastTokenizer:
 
     def encode_uncached(self, text: str) -> tuple[int, ...]:
         """As `encode`, without the cache."""
-        clean = _without_surrogates(text)
-        ids = self._bytes.encoding.encode(self._bytes.normalize(clean))
+        # Lone surrogates tiktoken reads as U+FFFD by itself; a long text is not searched for them before.
+        ids = self._bytes.encoding.encode(self._bytes.normalize(text))
         if max(ids, default=0) >= self._bytes.first_unknown:
-            return self._reference.encode_uncached(clean)
+            return self._reference.encode_uncached(text)
         return tuple(ids)
 
     def encode_scaffold(self, text: str) -> tuple[int, ...]:
