@@ -14,7 +14,8 @@ from gateway.passthrough import Plain, pass_through
 from gateway.planning import Ahead, look_ahead, plan_prompt, refuse_if_late, speed_on, within_total
 from gateway.prefix import PrefixBreaks
 from gateway.replicas import Replicas
-from gateway.resuming import Resumer
+from gateway.resuming import Resumer, holds_files
+from gateway.serving import Serving
 from gateway.turns import ChatDefaults, StreamedAnswer, Turn, WholeAnswer
 from gateway.volatile import Observed, SystemTexts, leading_system
 from gateway.wire import ChatRequest
@@ -120,19 +121,23 @@ class Pipeline:
             chunk_order=extension.chunk_order if extension else None,
             pin_last=extension.pin_last if extension else None,
             evidence_lines=extension.evidence_lines if extension else None,
-            instructed=bool(stores) or any(map(_has_passages, conversation.transcript.past)),
+            instructed=bool(stores),
         )
         began = time.monotonic()
         transcript = conversation.transcript
         searching = self._search(request, context, stores, transcript, top_k, budget)
         salt = context.cache_salt
         ahead: Ahead | None = None
-        if stores and _characters(transcript) > LONG_CHARACTERS:
+        is_long = bool(stores) and _is_long(transcript)
+        if is_long or holds_files(transcript):
             # The question's embedding takes as long as a look through all of the past.
-            looking = asyncio.to_thread(look_ahead, serving, transcript, limits, salt)
-            candidates, ahead = await asyncio.gather(searching, looking)
+            looking = asyncio.to_thread(self._look_back, serving if is_long else None, transcript, limits, context)
+            candidates, (transcript, ahead) = await asyncio.gather(searching, looking)
+            conversation = conversation.with_transcript(transcript)
         else:
             candidates = await searching
+        if not stores:
+            limits = replace(limits, instructed=any(map(_has_passages, transcript.past)))
         retrieved = time.monotonic()
         opening = None if ahead is None or ahead.opening is None else ahead.opening.prompt
         outlooks = self._replicas.outlooks(salt, opening)
@@ -160,6 +165,14 @@ class Pipeline:
             plan_ms=(planned - retrieved) * 1000,
         )
 
+    def _look_back(
+        self, serving: Serving | None, transcript: Transcript, limits: Limits, context: RequestContext
+    ) -> tuple[Transcript, Ahead | None]:
+        """The transcript without what was deleted since; with `serving` what a plan needs before the candidates."""
+        transcript = self._resumer.without_deleted(transcript, context.tenant)
+        ahead = None if serving is None else look_ahead(serving, transcript, limits, context.cache_salt)
+        return transcript, ahead
+
     async def _search(
         self,
         request: ChatRequest,
@@ -185,9 +198,8 @@ class Pipeline:
         )
 
     def _observe(self, turn: Turn) -> None:
-        """Chunks that are sent together are expected together again. Extracts are of this question alone."""
-        sent = [(chunk.label, len(chunk.rendered.token_ids)) for chunk in turn.plan.chunks if chunk.form == "whole"]
-        self._companions.observe(turn.context.cache_salt.encode(), sent)
+        """Chunks that are sent together are expected together again."""
+        self._companions.observe(turn.context.cache_salt.encode(), turn.whole_chunks)
 
 
 def _moved(conversation: Conversation, observed: Observed) -> tuple[Conversation, Observed]:
@@ -206,11 +218,16 @@ def _has_passages(message: PastMessage) -> bool:
     return context is not None and bool(context.chunks or context.references)
 
 
-def _characters(transcript: Transcript) -> int:
-    """Of the system text, of the past and of what stands before its questions."""
-    contexts = (message.context for message in transcript.past if message.context is not None)
-    chunks = sum(len(chunk.rendered.text) for context in contexts for chunk in context.chunks)
-    return len(transcript.system) + chunks + sum(len(message.content) for message in transcript.past)
+def _is_long(transcript: Transcript) -> bool:
+    """By the characters of the system text, of the past and of what stands before its questions."""
+    characters = len(transcript.system)
+    for message in transcript.past:
+        characters += len(message.content)
+        if message.context is not None:
+            characters += sum(len(chunk.rendered.text) for chunk in message.context.chunks)
+        if characters > LONG_CHARACTERS:
+            return True
+    return characters > LONG_CHARACTERS
 
 
 def _previous_question(transcript: Transcript) -> str | None:

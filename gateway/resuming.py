@@ -1,6 +1,5 @@
 """The conversation that a request goes on with, as far as it is known."""
 
-import asyncio
 from functools import cache, partial
 from typing import Protocol
 
@@ -37,7 +36,7 @@ class Resumer:
         *,
         moves: bool,
     ) -> Conversation | None:
-        """The conversation with what is known of it; None for a request to pass through.
+        """The conversation with what is known of it, deleted text included; None for a request to pass through.
 
         A request that states a budget hands its history to the planner, and so does one whose system text `moves`.
         """
@@ -62,11 +61,14 @@ class Resumer:
         resumed = await self._transcripts.resume(context.tenant, request.user, name.served, conversation.messages)
         if not planned and not moves and not resumed.known:
             return None
-        if resumed.summary_files or any(message.context for message in resumed.past):
-            resumed = await asyncio.to_thread(self._without_deleted, resumed, context.tenant)
         return conversation.with_transcript(resumed)
 
-    def _without_deleted(self, transcript: Transcript, tenant: str) -> Transcript:
-        """Deleted text answers nothing, not from an earlier turn either."""
+    def without_deleted(self, transcript: Transcript, tenant: str) -> Transcript:
+        """Deleted text answers nothing, not from an earlier turn either. Reads the database where `holds_files`."""
         # Most chunks of a conversation are of a few files: each is asked for once.
         return without_files(transcript, cache(partial(self._files.answers, tenant)))
+
+
+def holds_files(transcript: Transcript) -> bool:
+    """Whether text of files, which may be deleted by now, stands in what is known of the past."""
+    return bool(transcript.summary_files or any(message.context for message in transcript.past))
