@@ -9,6 +9,7 @@ from time import time
 import aiohttp
 import orjson
 
+from gateway.backends.posting import Answer
 from gateway.errors import ApiError, ErrorKind
 
 log = logging.getLogger("headstart.engine")
@@ -20,7 +21,7 @@ _ERROR_BODY_S = 5.0
 _LONGEST_WAIT_S = 86_400.0
 
 
-async def refusal(response: aiohttp.ClientResponse) -> ApiError:
+async def refusal(response: Answer) -> ApiError:
     """From an answer that is not 200: the engine's words for the client's own mistakes, ours otherwise."""
     detail = _error_of(await _body(response))
     status = response.status
@@ -40,7 +41,7 @@ async def refusal(response: aiohttp.ClientResponse) -> ApiError:
     return ApiError(ErrorKind.BAD_ENGINE, f"The engine failed with status {status}.", code="engine_failed")
 
 
-async def _body(response: aiohttp.ClientResponse) -> bytes:
+async def _body(response: Answer) -> bytes:
     """What comes of it within bounds; the status alone says enough when it does not."""
     body = bytearray()
     with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
@@ -62,7 +63,7 @@ def _error_of(body: bytes) -> tuple[str, str | None] | None:
     return error["message"], param if isinstance(param, str) else None
 
 
-def _retry_after(response: aiohttp.ClientResponse) -> float:
+def _retry_after(response: Answer) -> float:
     """Seconds; 1 where the engine does not say."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         with contextlib.suppress(ValueError):

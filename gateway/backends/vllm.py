@@ -10,6 +10,7 @@ from types import TracebackType
 
 import aiohttp
 
+from gateway.backends.posting import Answer, CannotConnect, Disconnected, Posting
 from gateway.backends.refusal import cut_off, event_too_large, refusal, stalled, too_slow, unreachable
 from gateway.backends.sse import DONE, EventSplitter, EventTooLarge, event_data, split_events
 from gateway.backends.watchdog import Watchdog
@@ -66,9 +67,7 @@ class EngineStream:
     Nothing is retried once this exists.
     """
 
-    def __init__(
-        self, response: aiohttp.ClientResponse, first: bytes, limits: EngineLimits, broke_off: Callable[[], None]
-    ) -> None:
+    def __init__(self, response: Answer, first: bytes, limits: EngineLimits, broke_off: Callable[[], None]) -> None:
         self._response = response
         self._broke_off = broke_off
         self._first = first
@@ -147,15 +146,11 @@ class VllmBackend:
         host: str = "",
         broke_off: Callable[[], None] = lambda: None,
     ) -> None:
-        self._session = session
         self._broke_off = broke_off
-        self._post_url = url.rstrip("/") + path
-        self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        if host:
-            self._headers["Host"] = host
         self._limits = limits
+        self._posting = Posting(
+            session, url.rstrip("/") + path, api_key=api_key, host=host, connect_s=limits.connect_s
+        )
 
     async def stream(self, payload: bytes) -> EngineStream:
         """Sends the request and waits for the first bytes of its answer. Raises ApiError."""
@@ -167,7 +162,7 @@ class VllmBackend:
                     first = await response.content.readany()
         except TimeoutError:
             raise too_slow(limit_s) from None
-        except (aiohttp.ClientError, OSError):
+        except (aiohttp.ClientError, OSError, Disconnected):
             raise cut_off() from None
         if not first:
             response.close()
@@ -181,13 +176,13 @@ class VllmBackend:
             async with asyncio.timeout(limit_s):
                 response = await self._post(payload)
                 with _closed_on_error(response):
-                    return await response.read()
+                    return await response.content.read()
         except TimeoutError:
             raise too_slow(limit_s) from None
-        except (aiohttp.ClientError, OSError):
+        except (aiohttp.ClientError, OSError, Disconnected):
             raise cut_off() from None
 
-    async def _post(self, payload: bytes) -> aiohttp.ClientResponse:
+    async def _post(self, payload: bytes) -> Answer:
         """Raises ApiError when the engine cannot be reached or refuses, aiohttp's errors when it breaks off."""
         response = await self._send(payload)
         if response.status == 200:
@@ -197,7 +192,7 @@ class VllmBackend:
         finally:
             response.close()
 
-    async def _send(self, payload: bytes) -> aiohttp.ClientResponse:
+    async def _send(self, payload: bytes) -> Answer:
         """Up to the head of the answer.
 
         A connection of the pool that the engine has just closed breaks at once, before any answer: then the request
@@ -207,12 +202,10 @@ class VllmBackend:
         while True:
             sent_s = time.monotonic()
             try:
-                return await self._session.post(
-                    self._post_url, data=payload, headers=self._headers, allow_redirects=False
-                )
-            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+                return await self._posting.post(payload)
+            except CannotConnect:
                 raise unreachable() from None
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            except Disconnected:
                 if attempt == _ATTEMPTS or time.monotonic() - sent_s > _STALE_S:
                     raise
             attempt += 1
@@ -221,7 +214,7 @@ class VllmBackend:
 
 
 @contextlib.contextmanager
-def _closed_on_error(response: aiohttp.ClientResponse) -> Iterator[None]:
+def _closed_on_error(response: Answer) -> Iterator[None]:
     """Dropping the connection is what aborts the request in the engine."""
     try:
         yield
