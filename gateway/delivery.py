@@ -46,8 +46,9 @@ class _Leaving:
         self._body = body
         self._companions = companions
         self._tree: PromptTree | None = None
-        whole = [chunk.label for chunk in turn.plan.chunks if chunk.form == "whole"]
-        self.waits_no_longer = companions.awaited(turn.context.cache_salt.encode(), whole)
+        self._whole = turn.whole_chunks
+        self._key = turn.context.cache_salt.encode()
+        self.waits_no_longer = companions.awaited(self._key, [label for label, _ in self._whole])
 
     def cached_tokens(self, replica: Replica) -> int | None:
         residency, turn = replica.residency, self.turn
@@ -56,6 +57,9 @@ class _Leaving:
         prefix = residency.prefix(turn.context.cache_salt, self._tree)
         self._tree = prefix.tree
         return turn.serving.planner.cached_tokens(turn.plan, turn.prompt, turn.limits, prefix)
+
+    def shared_tokens(self) -> int:
+        return self._companions.tokens_awaited_twice(self._key, self._whole)
 
     async def latest(self, replica: Replica) -> Work:
         self.waits_no_longer()

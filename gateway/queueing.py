@@ -28,18 +28,24 @@ LEAST_LEAD_S = 0.003
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """One request's prefill as predicted. `deadline_s` is a time of the pacer's monotonic clock."""
+    """One request's prefill as predicted. `deadline_s` is a time of the pacer's monotonic clock.
+
+    `shared_s`: what others that wait have in common with it, in seconds of their prefills.
+    """
 
     uncached_tokens: int
     cached_tokens: int
     seconds: float
     deadline_s: float | None
+    shared_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Queued:
     """A prefill that waits. `turn` orders the queue: shortest first, aged by the time of entry.
 
+    One that shares much with others makes these shorter by going first. About half of what it shares can be reused in
+    one order of chunks; for that it counts as shorter itself, down to a half.
     `margin_s` is kept before the deadline where it can be: what a prefill may take longer than predicted.
     """
 
@@ -51,7 +57,9 @@ class Queued:
     turn: tuple[float, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "turn", (self.entered_s + self.patience * self.job.seconds, self.number))
+        job = self.job
+        seconds = job.seconds - min(job.shared_s, job.seconds) / 2
+        object.__setattr__(self, "turn", (self.entered_s + self.patience * seconds, self.number))
 
 
 def limit_tokens(speed: SpeedEstimate | None, queued_tokens: int, decoding: int = 0, queued: int = 0) -> int:

@@ -44,6 +44,9 @@ class Waiting(Protocol):
     def cached_tokens(self, replica: "Replica") -> int | None:
         """What it would find there now; None where that cannot be told. Quick, and must not raise."""
 
+    def shared_tokens(self) -> int:
+        """Tokens that it has in common with others that wait, once for each of them. As quick."""
+
     async def latest(self, replica: "Replica") -> Work:
         """What it asks of this replica now, the same in another form."""
 
@@ -209,7 +212,8 @@ class Replica:
         if cached is None or speed is None:
             return self._job(work)
         uncached = work.tokens - cached
-        return Prefill(uncached, cached, speed.predict_s(uncached, cached), work.deadline_s)
+        shared_s = waiting.shared_tokens() * speed.prefill.per_token_s
+        return Prefill(uncached, cached, speed.predict_s(uncached, cached), work.deadline_s, shared_s)
 
     async def start(self) -> None:
         """Begins to probe, and waits for nothing."""

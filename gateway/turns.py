@@ -51,6 +51,11 @@ class Turn:
         return self.conversation.transcript
 
     @property
+    def whole_chunks(self) -> list[tuple[str, int]]:
+        """Labels and tokens of the chunks that other requests may have too: extracts are of this question alone."""
+        return [(chunk.label, len(chunk.rendered.token_ids)) for chunk in self.plan.chunks if chunk.form == "whole"]
+
+    @property
     def work(self) -> Work:
         return Work(
             tokens=self.prompt.tokens,

@@ -94,6 +94,12 @@ class Companions:
 
         return over
 
+    def tokens_awaited_twice(self, key: bytes, chunks: Iterable[tuple[str, int]]) -> int:
+        """Of a request that waits with these chunks: their tokens, as often as others wait with them too."""
+        with self._lock:
+            others = [(len(self._awaited.get((key, label), ())) - 1, tokens) for label, tokens in chunks]
+        return sum(count * tokens for count, tokens in others if count > 0)
+
     def of(self, key: bytes) -> Together:
         """The past of one tenant, as it is whenever it is read."""
         return _Tenant(self, key)

@@ -78,3 +78,16 @@ def test_chunks_that_a_waiting_request_needs_too_stand_first() -> None:
     assert set(likely_order(pieces, (), companions.of(KEY))[:2]) == {0, 1}
     companions.awaited(KEY, "cd")
     assert set(likely_order(pieces, (), companions.of(KEY))[:2]) == {2, 3}
+
+
+def test_what_others_wait_for_too_counts_once_for_each_of_them_and_only_while_they_wait() -> None:
+    companions = Companions()
+    mine = [("a", 100), ("b", 50), ("c", 30)]
+    companions.awaited(b"key", [label for label, _ in mine])
+    first = companions.awaited(b"key", ["a", "b"])
+    companions.awaited(b"key", ["a", "d"])
+    companions.awaited(b"other", ["c"])
+    assert companions.tokens_awaited_twice(b"key", mine) == 2 * 100 + 50
+    first()
+    assert companions.tokens_awaited_twice(b"key", mine) == 100
+    assert companions.tokens_awaited_twice(b"unknown", mine) == 0

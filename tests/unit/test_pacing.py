@@ -9,7 +9,7 @@ import pytest
 
 from bench.virtual_time import VirtualTimeLoop
 from gateway.pacing import Pacer, Prefill, QueueFull, Ticket
-from gateway.queueing import LEAST_FIXED_COSTS, limit_tokens
+from gateway.queueing import LEAST_FIXED_COSTS, PATIENCE, Queued, limit_tokens
 from latency.model import CPU_135M
 from latency.speed import DecodeLoad, SpeedEstimate
 
@@ -99,6 +99,37 @@ def test_those_that_wait_are_served_by_what_they_would_compute_now() -> None:
         assert pacer.idle
 
     in_virtual_time(main)
+
+
+def test_one_that_shortens_others_goes_before_one_that_is_a_little_shorter() -> None:
+    async def main() -> None:
+        pacer, order = a_pacer(), list[int]()
+        first = await pacer.enter(prefill(600))
+        shared_s = {800: 0.0, 900: SPEED.predict_s(400)}
+
+        async def waits(tokens: int) -> None:
+            job = prefill(tokens)
+            ticket = await pacer.enter(job, lambda: replace(job, shared_s=shared_s[tokens]))
+            order.append(tokens)
+            await asyncio.sleep(job.seconds)
+            ticket.first_token()
+            ticket.done()
+
+        async with asyncio.TaskGroup() as group:
+            for tokens in shared_s:
+                group.create_task(waits(tokens))
+            await asyncio.sleep(0.01)
+            first.first_token()
+            first.done()
+        assert order == [900, 800]
+
+    in_virtual_time(main)
+
+
+def test_however_much_it_shares_a_request_counts_at_least_half_of_its_own_prefill() -> None:
+    job = prefill(1000)
+    turns = [Queued(replace(job, shared_s=share * job.seconds), 5.0, 1).turn[0] for share in (0.0, 0.5, 1.0, 10.0)]
+    assert turns == pytest.approx([5.0 + PATIENCE * job.seconds * left for left in (1.0, 0.75, 0.5, 0.5)])
 
 
 def test_one_that_leaves_the_queue_after_it_was_looked_at_again_leaves_no_trace() -> None:

@@ -446,6 +446,9 @@ async def test_only_a_request_that_has_waited_is_asked_for_its_latest_form(tmp_p
             def cached_tokens(self, replica: Replica) -> int | None:
                 return 1000
 
+            def shared_tokens(self) -> int:
+                return 0
+
             async def latest(self, replica: Replica) -> Work:
                 asked.append(replica.name)
                 return Work(4000, None, (), None, None)
@@ -472,6 +475,9 @@ async def test_a_request_whose_latest_form_cannot_be_made_gives_its_place_back(t
         class Broken:
             def cached_tokens(self, replica: Replica) -> int | None:
                 return None
+
+            def shared_tokens(self) -> int:
+                return 0
 
             async def latest(self, replica: Replica) -> Work:
                 raise ValueError(replica.name)
