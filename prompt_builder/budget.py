@@ -121,13 +121,13 @@ class Filling:
         if not standing:
             return self._forms
         groups: list[tuple[Form, ...]] = []
-        for whole, group in zip(self.wholes, self._forms, strict=False):
-            chunk = whole.chunk
+        for form, group in zip(self.wholes, self._forms, strict=False):
+            chunk = form.whole
             there = standing.get(chunk.label)
             if there is None:
                 groups.append(group)
             elif chunk.rendered.text in there:
-                groups.append((Form(chunk, self._drafts.material.reference_tokens(chunk.label), whole.value),))
+                groups.append((Form(chunk, self._drafts.material.reference_tokens(chunk.label), form.value),))
             else:
                 groups.append(group if chunk.body in there.values() else ())
         return groups
@@ -166,7 +166,8 @@ class Filling:
         """The knapsack's choice, with room for evidence where that costs little and whole chunks stand beside it."""
         taken = {form.label for form in space.first}
         rest = [() if form.label in taken else group for form, group in zip(self.wholes, forms, strict=True)]
-        largest = sorted((max((form.tokens for form in group), default=0) for group in rest), reverse=True)
+        # The last form of a chunk is its largest.
+        largest = sorted((group[-1].tokens for group in rest if group), reverse=True)
         most_room = sum(largest[: self.most_chunks]) + self._drafts.evidence_tokens
         room = min(space.room, most_room)
         knapsack = Knapsack(rest, room, self.most_chunks - len(space.first))
@@ -211,7 +212,7 @@ class Filling:
         spaces = [self._space(front, means, start, (), most_tokens)]
         if isinstance(start, ResidentPrefix):
             standing = self._drafts.material.chunks_standing(front)
-            pieces = [() if form.label in standing else form.chunk.rendered.token_ids for form in self.wholes]
+            pieces = [() if form.label in standing else form.whole.rendered.token_ids for form in self.wholes]
             if self._drafts.layout.order == "reuse":
                 # Those that are held back for the last places continue nothing.
                 pinned = min(self._drafts.layout.pin_last, len(pieces))

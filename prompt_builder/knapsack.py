@@ -1,5 +1,6 @@
 """Which chunks in which form: the most value that fits, exactly."""
 
+from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -77,8 +78,10 @@ class Knapsack:
         ]
         if self._items and self._most < len(forms):
             self._items = _not_outdone(self._items, self._most)
-        self._places = sorted({place for place, _ in self._items})
-        self._by_place = [[form for at, form in self._items if at == place] for place in self._places]
+        by_place: dict[int, list[Form]] = {}
+        for place, form in self._items:
+            by_place.setdefault(place, []).append(form)
+        self._places, self._by_place = list(by_place), list(by_place.values())
         # At most this many can be taken anyway: then none has to be counted.
         self._free = _Table(self._by_place, self._room, None, 1)
         self._counted: _Table | None = None
@@ -143,8 +146,9 @@ class _Table:
         self._chunks = chunks
         self._step = step_tokens
         self._counts = most is not None
+        self._most_forms = most or 0
         self._width = room_tokens // step_tokens + 1
-        shape = (len(chunks) + 1, (most or 0) + 1, self._width)
+        shape = (len(chunks) + 1, self._most_forms + 1, self._width)
         self._rows: NDArray[np.float64] = np.zeros(shape)
         room = np.empty(shape[1:])
         for at, forms in enumerate(chunks):
@@ -176,13 +180,13 @@ class _Table:
         taken: list[Form | None] = [None] * len(self._chunks)
         for at in range(len(self._chunks) - 1, -1, -1):
             count = min(count, self._most(at + 1))
-            value = self._rows[at + 1, count, steps]
-            if value == self._rows[at, min(count, self._most(at)), steps]:
+            value = self._rows.item(at + 1, count, steps)
+            if value == self._rows.item(at, min(count, self._most(at)), steps):
                 continue
             left = count - 1 if self._counts else count
             for form in sorted(self._chunks[at], key=lambda form: form.tokens):
                 cost = self._steps(form)
-                if cost <= steps and self._rows[at, left, steps - cost] + form.value == value:
+                if cost <= steps and self._rows.item(at, left, steps - cost) + form.value == value:
                     taken[at] = form
                     count, steps = left, steps - cost
                     break
@@ -190,7 +194,7 @@ class _Table:
 
     def _most(self, chunks: int) -> int:
         """The most forms that can be taken of the first so many chunks."""
-        return min(chunks, int(self._rows.shape[1]) - 1)
+        return min(chunks, self._most_forms)
 
     def _steps(self, form: Form) -> int:
         return -(-form.tokens // self._step)
@@ -201,17 +205,27 @@ def _not_outdone(items: Sequence[tuple[int, Form]], most: int) -> list[tuple[int
 
     A choice with such a form leaves one of those chunks out, which can take its place.
     """
-    places = np.array([place for place, _ in items])
-    tokens = np.array([form.tokens for _, form in items])
-    values = np.array([form.value for _, form in items])
-    # Of equals the better rank comes first, so that no two outdo each other.
-    order = np.lexsort((places, tokens, -values))
-    standing = np.empty(len(items), dtype=np.intp)
-    standing[order] = np.arange(len(items))
-    outdoes = (tokens[:, None] <= tokens) & (standing[:, None] < standing) & (places[:, None] != places)
-    starts = np.flatnonzero(np.diff(places, prepend=-1))
-    chunks = np.logical_or.reduceat(outdoes, starts, axis=0).sum(axis=0)
-    return [item for item, many in zip(items, chunks.tolist(), strict=True) if many < most]
+
+    def standing(at: int) -> tuple[float, int, int]:
+        place, form = items[at]
+        # Of equals the better rank comes first, so that no two outdo each other.
+        return -form.value, form.tokens, place
+
+    kept: list[int] = []
+    # Of each chunk so far the fewest tokens, and these in ascending order.
+    fewest: dict[int, int] = {}
+    sizes: list[int] = []
+    for at in sorted(range(len(items)), key=standing):
+        place, form = items[at]
+        own = fewest.get(place)
+        if bisect_right(sizes, form.tokens) - (own is not None and own <= form.tokens) < most:
+            kept.append(at)
+        if own is None or form.tokens < own:
+            if own is not None:
+                sizes.remove(own)
+            insort(sizes, form.tokens)
+            fewest[place] = form.tokens
+    return [items[at] for at in sorted(kept)]
 
 
 def _value(choice: Choice) -> float:

@@ -24,7 +24,7 @@ def shortlist(
     """
     if len(means) <= most:
         return tuple(means)
-    pieces = [form.chunk.rendered.token_ids for form in wanted]
+    pieces = [form.whole.rendered.token_ids for form in wanted]
     tokens = front.tokens + sum(form.tokens for form in wanted)
     ranked = sorted(range(len(means)), key=lambda place: (_ttft_s(means[place], front, pieces, tokens), place))
     return tuple(means[place] for place in sorted(ranked[:most]))
