@@ -42,7 +42,7 @@ class SentenceEmbedder:
     """A sentence-transformers model, loaded in a thread on first use or by `start`.
 
     `model` is `packaged`, a folder, or a name that is looked for on this machine before the network is asked.
-    One torch thread computes each text: a team of threads waits at every barrier for its slowest member, and on a
+    One thread computes each text: a team of threads waits at every barrier for its slowest member, and on a
     busy machine that made a query ten times slower. Documents use several threads of low priority, and queries have
     threads of their own, so that a question never waits for a file. Owner: whoever calls `aclose`.
     """
