@@ -1,5 +1,6 @@
 """A sentence-transformers model, run as one graph of ONNX Runtime where that gives the same vectors."""
 
+import logging
 import tempfile
 import warnings
 from pathlib import Path
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+
+log = logging.getLogger("headstart.embedding")
 
 Vector = NDArray[np.float32]
 
@@ -75,8 +78,11 @@ class SentenceModel:
                 np.allclose(self._by_graph(graph, text), self._by_library([text]), rtol=0, atol=_TOLERANCE)
                 for text in _PROBES
             )
-        except Exception:  # another type for each thing that a model can have and a graph cannot
+        except Exception as error:  # another type for each thing that a model can have and a graph cannot
+            log.info("the embedding model is not run as a graph: %s", error)
             return None
+        if not same:
+            log.info("the embedding model is not run as a graph: its vectors would be others")
         return graph if same else None
 
 
