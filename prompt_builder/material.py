@@ -2,8 +2,8 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import accumulate, chain
 from threading import Lock
 
 from prompt_builder.choice import flat, standing_texts, turns
@@ -161,9 +161,12 @@ class Material:
         self._head = tuple(head)
         self._head_measured = [self._pieces(block.pieces) for block in head]
         self.turns = turns(transcript.past[transcript.folded :])
-        self._bare_turns = [[_without_context(message) for message in turn] for turn in self.turns]
-        holds_context = [any(message.context is not None for message in turn) for turn in self.turns]
-        self._contexts_before = list(accumulate(holds_context, initial=0))
+        self._bare_turns = [
+            [message if message.context is None else PastMessage(message.role, message.content) for message in turn]
+            for turn in self.turns
+        ]
+        sent_with = [[message for message in turn if message.context is not None] for turn in self.turns]
+        self._contexts_before = list(accumulate(map(bool, sent_with), initial=0))
         self._fronts: dict[tuple[int, int], Front] = {}
         self._joined: dict[int, tuple[Front, Ids]] = {}
         self._standing: dict[int, dict[str, dict[str, str]]] = {}
@@ -182,8 +185,8 @@ class Material:
 
     def _front(self, cut: int, stripped: int) -> Front:
         bare = flat(self._bare_turns[cut:stripped])
-        past = repaired_references([*bare, *flat(self.turns[max(cut, stripped) :])])
-        entries = [self._entry(message) for message in past]
+        past = (*bare, *repaired_references(flat(self.turns[max(cut, stripped) :])))
+        entries = self._entries(past)
         unfitted = [*self._head, *(block for block, _, _ in entries), self._question]
         blocks = for_template(unfitted, self._template)
         frame = self._frames.of(tuple([block.role for block in blocks]))
@@ -196,8 +199,8 @@ class Material:
         tokens = sum(item.tokens for item in sizes) + lead.tokens + frame.tokens
         parts: tuple[Ids, ...] | None = None
         if frame.pieces is not None:
-            inner = (ids for before, item in zip(frame.pieces, sizes, strict=False) for ids in (before, item.ids))
-            parts = (*inner, frame.pieces[-2], lead.ids)
+            inner = zip(frame.pieces, [item.ids for item in sizes], strict=False)
+            parts = (*chain.from_iterable(inner), frame.pieces[-2], lead.ids)
         return Front(
             past, len(bare), cut, max(cut, stripped), parts, frame.pieces[-1] if frame.pieces else None, tokens
         )
@@ -250,7 +253,7 @@ class Material:
     def turn_tokens(self, turn: int, rendering: Rendering) -> int:
         """Tokens of one turn's messages, scaffolding left out."""
         messages = self._bare_turns[turn] if rendering == "stripped" else self.turns[turn]
-        return sum(self._entry(message)[1].tokens for message in messages)
+        return sum([size.tokens for _, size, _ in self._entries(messages)])
 
     def tail(self, context: TurnContext) -> Measured:
         """The new question with what is put before it."""
@@ -264,12 +267,14 @@ class Material:
         """At least what such a line takes beside its labels."""
         return self._tokenizer.count(f"{REFERENCES_MARK} \n\n") + 1
 
+    def _entries(self, messages: Sequence[PastMessage]) -> list[tuple[Block, Measured, PastMessage]]:
+        known = self._blocks
+        return [known.get(id(message)) or self._entry(message) for message in messages]
+
     def _entry(self, message: PastMessage) -> tuple[Block, Measured, PastMessage]:
-        """Looked up by identity; the message is kept with it, so that its identity stays its own."""
-        entry = self._blocks.get(id(message))
-        if entry is None:
-            block, size = self._frames.plain(message) if message.context is None else self._frames.kept(message)
-            entry = self._blocks[id(message)] = (block, size, message)
+        """Kept by identity, with the message, so that its identity stays its own."""
+        block, size = self._frames.plain(message) if message.context is None else self._frames.kept(message)
+        entry = self._blocks[id(message)] = (block, size, message)
         return entry
 
     def _pieces(self, pieces: Sequence[Piece]) -> Measured:
@@ -288,7 +293,3 @@ def measured(pieces: Sequence[Piece], tokenizer: Tokenizer) -> Measured:
     for piece in pieces:
         ids += piece.token_ids or tokenizer.encode(piece.text)
     return Measured(tuple(ids), len(ids))
-
-
-def _without_context(message: PastMessage) -> PastMessage:
-    return message if message.context is None else replace(message, context=None)

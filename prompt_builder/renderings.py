@@ -8,6 +8,7 @@ n / (n + j) is taken to have j more (Lindy's estimate), and as many turns are lo
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from latency.speed import Forecast, SpeedEstimate
 from prompt_builder.choice import Turn
@@ -139,10 +140,10 @@ class Horizon:
         self._head = material.front(count, count).tokens
         self._all_stripped = material.front(0, count).tokens
         said = (self._all_stripped - self._head) / count if count else float(self._asked)
-        turns = [material.turn_tokens(turn, "stripped") for turn in range(count)]
-        self._said_before = [sum(turns[:turn]) / max(1, sum(turns)) for turn in range(count + 1)]
+        before = list(accumulate((material.turn_tokens(turn, "stripped") for turn in range(count)), initial=0))
+        self._said_before = [tokens / max(1, before[-1]) for tokens in before]
         self._said = max(said, float(self._asked))
-        self._sizes = {form.chunk.label: form.tokens for form in wanted}
+        self._sizes = {form.label: form.tokens for form in wanted}
         labels = [wanted_labels(turn) for turn in material.turns]
         self._lags = lags_of([*labels, frozenset(self._sizes)])
         self._count = count
