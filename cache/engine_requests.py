@@ -47,14 +47,15 @@ class EngineRequests:
 
     def enter(self, lease: Lease) -> None:
         """A new one gets its blocks at once or in its turn; until then its cached tokens are foretold."""
-        # One that is admitted at once, as most are, finds out by that.
-        foretold = bool(self.waiting) or (self.told_all and bool(self.running))
-        if foretold:
-            lease.cached_tokens = self._expected_tokens(lease, self.expected())
+        if not self.waiting and not (self.told_all and self.running):
+            # One that is admitted at once, as most are, finds out by that.
+            if not self._admit(lease):
+                self.waiting.append(lease)
+                lease.cached_tokens = self._expected_tokens(lease, self.blocks.resident)
+            return
+        lease.cached_tokens = self._expected_tokens(lease, self.expected())
         self.waiting.append(lease)
         self._admit_waiting()
-        if not foretold and lease in self.waiting:
-            lease.cached_tokens = self._expected_tokens(lease, self.blocks.resident)
 
     def runs(self, lease: Lease) -> None:
         """The engine has shown that the request runs, and so did those before it."""
