@@ -28,6 +28,9 @@ class SharedCompanions(Companions):
     def awaited(self, key: bytes, labels: Iterable[str]) -> Callable[[], None]:
         return super().awaited(_digest(key), labels)
 
+    def tokens_awaited_twice(self, key: bytes, chunks: Iterable[tuple[str, int]]) -> int:
+        return super().tokens_awaited_twice(_digest(key), chunks)
+
     def of(self, key: bytes) -> Together:
         return super().of(_digest(key))
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gateway.shared_chunks import SharedCompanions
 from prompt_builder.companions import AWAITED_REQUESTS, NOTHING_KNOWN, Companions
 from prompt_builder.order import Piece, likely_order
 
@@ -80,8 +81,9 @@ def test_chunks_that_a_waiting_request_needs_too_stand_first() -> None:
     assert set(likely_order(pieces, (), companions.of(KEY))[:2]) == {2, 3}
 
 
-def test_what_others_wait_for_too_counts_once_for_each_of_them_and_only_while_they_wait() -> None:
-    companions = Companions()
+@pytest.mark.parametrize("kind", [Companions, SharedCompanions])
+def test_what_others_wait_for_too_counts_once_for_each_of_them_and_only_while_they_wait(kind: type[Companions]) -> None:
+    companions = kind()
     mine = [("a", 100), ("b", 50), ("c", 30)]
     companions.awaited(b"key", [label for label, _ in mine])
     first = companions.awaited(b"key", ["a", "b"])
