@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI
@@ -208,8 +208,8 @@ class _LateChat:
 
     endpoint: ChatEndpoint
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
-        await self.endpoint(scope, receive, send, context)
+    def __call__(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> Awaitable[None]:
+        return self.endpoint(scope, receive, send, context)
 
 
 def _byte_store(settings: Settings) -> ByteStore:

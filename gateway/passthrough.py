@@ -24,7 +24,7 @@ from gateway.sending import begin, send
 from gateway.serving import Serving
 from gateway.streamed_text import StreamedText
 from gateway.timings import EngineUsage, server_timing
-from gateway.turns import StreamedAnswer, WholeAnswer, elapsed_ms, nothing, plain_timings
+from gateway.turns import StreamedAnswer, WholeAnswer, elapsed_ms, plain_timings
 from gateway.volatile import VolatileText
 from gateway.wire import TEMPLATE_FIELDS, ChatRequest, to_json
 from prompt_builder.layout import scaffold_tokens
@@ -107,7 +107,6 @@ async def pass_through(
     replica, run, stream = await send(replicas, work, context.cache_salt, stream_from)
     run.first_token()
     first = elapsed_ms(context)
-    answer = StreamedAnswer((), server_timing(queue=run.waited_s * 1000, ttft=first), nothing(), stream, run)
 
     # Where it is not known what stands in the prompt's blocks, neither is it of the answer's.
     said = None if work.token_ids is None else StreamedText()
@@ -120,7 +119,8 @@ async def pass_through(
         answer.timings = plain_timings(context, budget, run, usage, sent, first)
 
     on_read = len if said is None else lambda data: run.streamed(said.add(data))
-    answer.events = relay_unchanged(stream, request.wants_usage, ended, on_read)
+    events = relay_unchanged(stream, request.wants_usage, ended, on_read)
+    answer = StreamedAnswer((), server_timing(queue=run.waited_s * 1000, ttft=first), events, stream, run)
     return answer
 
 
@@ -162,7 +162,7 @@ def measure(
         tokens = prompt.tokens
     measured = prompt or Prompt((), (), None, tokens, ())
     clock = Clock(budget.ttft_s, elapsed_ms(context) / 1000)
-    outlooks = replicas.outlooks(context.cache_salt, prompt)
+    outlooks = replicas.outlooks(context.cache_salt, prompt, followed=prompt is not None)
     work = Work(
         tokens=tokens,
         token_ids=measured.token_ids,

@@ -135,6 +135,10 @@ class Replica:
         prefix = NothingHeld() if self.residency is None else self.residency.prefix(salt, tree)
         return Outlook(self.name, self.speed.estimate or speed, self.pacer.wait_s, prefix, self.pacer.decoding)
 
+    def outlook_of_unknown(self, speed: SpeedEstimate | None = None) -> Outlook:
+        """The same for a prompt of which only the engine knows the ids."""
+        return Outlook(self.name, self.speed.estimate or speed, self.pacer.wait_s, NothingHeld(), self.pacer.decoding)
+
     async def enter(self, work: Work, salt: str, waiting: Waiting | None = None, *, moved: bool = False) -> Run:
         """Waits for the request's turn to prefill. Raises QueueFull. Whoever got a run closes it.
 

@@ -95,11 +95,16 @@ class Replicas:
 
     # a request's way
 
-    def outlooks(self, salt: str, prompt: Prompt | None = None) -> tuple[Outlook, ...]:
+    def outlooks(self, salt: str, prompt: Prompt | None = None, *, followed: bool = True) -> tuple[Outlook, ...]:
         """The replicas that a request may go to, as they are now; the one used last first.
 
-        A `prompt` that is rendered already is not hashed again when its ids are followed.
+        A `prompt` that is rendered already is not hashed again when its ids are followed. Those of a request whose
+        ids nobody knows are not `followed`.
         """
+        if not followed:
+            candidates = self._candidates()
+            speed = _any_speed(candidates)
+            return tuple([replica.outlook_of_unknown(speed) for replica in candidates])
         hashed = (None, ()) if prompt is None else (prompt.token_ids, prompt.block_hashes)
         return self._outlooks(self._candidates(), salt, *hashed)
 

@@ -1,10 +1,9 @@
 """The engine call and its event stream; the only place that knows aiohttp's errors."""
 
 import asyncio
-import contextlib
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -158,8 +157,12 @@ class VllmBackend:
         try:
             async with asyncio.timeout(limit_s):
                 response = await self._post(payload)
-                with _closed_on_error(response):
+                try:
                     first = await response.content.readany()
+                except BaseException:
+                    # Dropping the connection is what aborts the request in the engine.
+                    response.close()
+                    raise
         except TimeoutError:
             raise too_slow(limit_s) from None
         except (aiohttp.ClientError, OSError, Disconnected):
@@ -175,8 +178,11 @@ class VllmBackend:
         try:
             async with asyncio.timeout(limit_s):
                 response = await self._post(payload)
-                with _closed_on_error(response):
+                try:
                     return await response.content.read()
+                except BaseException:
+                    response.close()
+                    raise
         except TimeoutError:
             raise too_slow(limit_s) from None
         except (aiohttp.ClientError, OSError, Disconnected):
@@ -211,16 +217,6 @@ class VllmBackend:
             attempt += 1
             # The pool drops what was closed with it, once the loop has heard of that.
             await asyncio.sleep(0)
-
-
-@contextlib.contextmanager
-def _closed_on_error(response: Answer) -> Iterator[None]:
-    """Dropping the connection is what aborts the request in the engine."""
-    try:
-        yield
-    except BaseException:
-        response.close()
-        raise
 
 
 def _end_of(events: bytes) -> int | None:

@@ -190,6 +190,8 @@ def server_config(app: AsgiApp) -> uvicorn.Config:
         log_level="warning",
         access_log=False,
         server_header=False,
+        # Nothing depends on the client's address or scheme: what a proxy says of them is not read.
+        proxy_headers=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_LIMIT_S,
