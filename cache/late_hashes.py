@@ -35,6 +35,10 @@ class LateHashes(Sequence[bytes]):
                     self._more = None
         return self._made
 
+    @property
+    def unmade(self) -> int:
+        return self._count - len(self._made)
+
     def __len__(self) -> int:
         return self._count
 

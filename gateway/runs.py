@@ -14,6 +14,9 @@ from gateway.tickets import Ticket
 from gateway.timings import EngineUsage
 from latency.speed import Forecast
 
+MANY_BLOCKS = 1000
+"""To hash more of them takes half a millisecond and longer."""
+
 
 class Lessons(Protocol):
     """Who learns from requests that have been answered. Tokens and seconds."""
@@ -92,13 +95,13 @@ class Run:
         self._first_s: float | None = None
         if soon is None:
             self._begin()
-        elif isinstance(work.hashes, LateHashes):
+        elif isinstance(work.hashes, LateHashes) and work.hashes.unmade > MANY_BLOCKS:
             soon(partial(self._hash, work.hashes, soon))
         else:
             soon(self._begin)
 
     def _hash(self, hashes: LateHashes, soon: Callable[[Callable[[], None]], None]) -> None:
-        """In a turn of the loop of its own: with a new prompt it takes as long as to take the blocks."""
+        """In a turn of the loop of its own: it takes as long as to take the blocks."""
         if not self._begun:
             hashes.made(len(hashes))
             soon(self._begin)

@@ -6,9 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from cache.blocks import block_hashes
+from cache.hash_memo import HashMemo
 from cache.residency import Residency
 from gateway.pacing import Pacer, Prefill
-from gateway.runs import Run, Work
+from gateway.runs import MANY_BLOCKS, Run, Work
 from gateway.timings import EngineUsage
 
 BLOCK = 4
@@ -248,3 +249,20 @@ async def test_a_request_that_never_leaves_takes_nothing_and_nobody_hears_of_it(
     assert heard.told == []
     assert scene.residency.free_blocks == scene.residency.capacity_blocks
     assert scene.pacer.idle
+
+
+async def test_thousands_of_blocks_are_hashed_in_one_turn_of_the_loop_and_taken_in_the_next() -> None:
+    scene = Scene()
+    scene.residency = Residency(BLOCK, 5000)
+    ids = tuple(range(BLOCK * (MANY_BLOCKS + 100)))
+    hashes = HashMemo().late_hashes(ids, BLOCK, "s")
+    later: list[Callable[[], None]] = []
+    ticket = await scene.pacer.enter(JOB)
+    work = Work(len(ids), ids, hashes, None, None)
+    run = Run(work, ticket, scene.residency, scene.learned, salt="s", decoding=0, soon=later.append)
+    later.pop()()
+    assert hashes.unmade == 0
+    assert scene.residency.free_blocks == scene.residency.capacity_blocks
+    later.pop()()
+    assert scene.residency.free_blocks == scene.residency.capacity_blocks - len(hashes)
+    run.close()
