@@ -82,7 +82,9 @@ def test_chunks_that_a_waiting_request_needs_too_stand_first() -> None:
 
 
 @pytest.mark.parametrize("kind", [Companions, SharedCompanions])
-def test_what_others_wait_for_too_counts_once_for_each_of_them_and_only_while_they_wait(kind: type[Companions]) -> None:
+def test_what_others_wait_for_too_counts_once_for_each_of_them_and_only_while_they_wait(
+    kind: type[Companions],
+) -> None:
     companions = kind()
     mine = [("a", 100), ("b", 50), ("c", 30)]
     companions.awaited(b"key", [label for label, _ in mine])
