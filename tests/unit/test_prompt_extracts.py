@@ -101,6 +101,23 @@ def test_a_chunk_of_one_sentence_is_whole_or_absent() -> None:
     assert forms("dogs") == []
 
 
+def test_the_first_chunks_have_the_forms_that_they_have_among_all() -> None:
+    bodies = [FERRY, "Storms are rare. Dogs are not.", "Dogs sleep. Storms sleep.", "Storms, again. Nothing else."]
+    chunks = [chunk(body, 0.9 - place / 10) for place, body in enumerate(bodies)]
+    extracts = Extracts(ByteTokenizer())
+    everything = extracts.forms("Do dogs travel free in storms?", chunks)
+    assert extracts.forms("Do dogs travel free in storms?", chunks, 2) == everything[:2]
+    assert extracts.forms("Do dogs travel free in storms?", chunks[:2]) != everything[:2]
+
+
+def test_an_extract_is_rendered_when_it_is_first_sent_and_once() -> None:
+    (found,) = forms("How much do bicycles cost?", chunk(FERRY))
+    assert found[0].whole == found[-1].chunk
+    assert found[0].chunk is found[0].chunk
+    assert found[0].extract is not None
+    assert found[0].extract() == found[0].chunk.rendered
+
+
 def test_a_question_without_shared_words_still_gets_extracts() -> None:
     (found,) = forms("xylophone", chunk(FERRY))
     assert found[0].chunk.form == "extract"

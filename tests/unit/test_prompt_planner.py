@@ -153,6 +153,14 @@ def test_of_two_chunks_with_one_label_the_less_relevant_is_dropped_and_said() ->
     assert "same label" in plan.dropped[0].reason
 
 
+def test_a_chunk_that_would_not_be_sent_anyway_is_not_said_to_clash() -> None:
+    best, next_best, other = candidate(1, 0.9), candidate(2, 0.8), candidate(3, 0.7)
+    forged = replace(other.chunk, label=best.chunk.label)
+    found_items = Candidates((best, next_best, Candidate(forged, 0.7)))
+    assert kinds(planner().plan(Transcript("", (), "q"), found_items, limits(None, top_k=2))) == []
+    assert kinds(planner().plan(Transcript("", (), "q"), found_items, limits(None, top_k=3))) == ["chunk"]
+
+
 def test_the_same_chunk_from_two_files_stands_once() -> None:
     best = candidate(1, 0.9)
     twin = Candidate(replace(best.chunk, row_id=9, file_id="copy"), 0.8)
