@@ -40,13 +40,15 @@ class HashMemo:
             raise ValueError(f"block_size must be positive, not {block_size}")
         count, stride = len(token_ids) // block_size, ID_BYTES * block_size
 
-        def more(made: list[bytes]) -> tuple[bytes, ...]:
-            first = len(made)
+        def more(made: list[bytes], wanted: int) -> None:
+            first, last = len(made), min(-(-wanted // RUN_BLOCKS) * RUN_BLOCKS, count)
             parent = made[-1] if made else root_hash(block_size, salt)
-            last = min(first + RUN_BLOCKS, count)
             packed = pack_ids(token_ids[first * block_size : last * block_size])
-            whole_run = last - first == RUN_BLOCKS
-            return self.run(parent, packed, stride) if whole_run else chained_hashes(parent, packed, stride)
+            for start in range(0, len(packed), RUN_BLOCKS * stride):
+                blocks = packed[start : start + RUN_BLOCKS * stride]
+                whole = len(blocks) == RUN_BLOCKS * stride
+                made += self.run(parent, blocks, stride) if whole else chained_hashes(parent, blocks, stride)
+                parent = made[-1]
 
         # Runs begin where they begin in any prompt: behind whole runs.
         return LateHashes(count, more, known[: len(known) // RUN_BLOCKS * RUN_BLOCKS])

@@ -8,18 +8,16 @@ from typing import overload
 class LateHashes(Sequence[bytes]):
     """As many hashes as a prompt has whole blocks, made from the front and only as far as they are asked for.
 
-    `count` of them, of which the `known` ones are made; `more` gives some of those that follow the ones it is given.
+    `count` of them, of which the `known` ones are made; `more` makes the list that it is given at least so long.
     That no replica holds a long prompt is seen from its first block: then the others are hashed when the request is
     on its way. Usable from any thread.
     """
 
     __slots__ = ("_count", "_lock", "_made", "_more")
 
-    def __init__(
-        self, count: int, more: Callable[[list[bytes]], Sequence[bytes]], known: Sequence[bytes] = ()
-    ) -> None:
+    def __init__(self, count: int, more: Callable[[list[bytes], int], None], known: Sequence[bytes] = ()) -> None:
         self._count = count
-        self._more: Callable[[list[bytes]], Sequence[bytes]] | None = more
+        self._more: Callable[[list[bytes], int], None] | None = more
         self._made = list(known)
         self._lock = Lock()
 
@@ -28,8 +26,8 @@ class LateHashes(Sequence[bytes]):
         count = min(count, self._count)
         if len(self._made) < count:
             with self._lock:
-                while self._more is not None and len(self._made) < count:
-                    self._made += self._more(self._made)
+                if self._more is not None and len(self._made) < count:
+                    self._more(self._made, count)
                 if len(self._made) == self._count:
                     # It holds the prompt.
                     self._more = None

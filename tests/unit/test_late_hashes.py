@@ -21,7 +21,7 @@ def test_a_long_prompt_that_no_replica_holds_is_hashed_when_it_is_sent_and_not_b
     assert residency.prefix("s").extended(PROMPT).resident_tokens == len(PROMPT) - 1
 
 
-def test_a_prompt_that_is_held_in_part_is_hashed_a_run_further_than_that() -> None:
+def test_a_prompt_that_is_held_in_part_is_hashed_no_further_than_twice_as_far() -> None:
     memo, residency = HashMemo(), Residency(SIZE, 2000)
     held = PROMPT[: 3 * RUN_BLOCKS * SIZE + SIZE]
     residency.generated(residency.begin(held, "s"), ())
