@@ -3,7 +3,8 @@
 MTRAG's passages as 20 candidates, conversations of 40 turns, the packaged model's tokenizer; with and without a
 budget, past turns stripped or as the fitted model says. Every plan is of a new question in a conversation that grew
 by a turn, as the gateway meets it: the turns before are known, the last one and the question are not. Chunks that no
-plan has met yet are cut into sentences first: that has rows of its own.
+plan has met yet are cut into sentences first: that has rows of its own, and so have young conversations: their
+budgets hold, so that what fills them is looked for among all forms of all chunks.
 
 With several replicas the conversation's prompts go where the plan says; other conversations with the same chunks go
 to all of them in turn.
@@ -38,7 +39,7 @@ from prompt_builder.types import Limits, PastMessage, Plan, Prompt, Transcript
 from retrieval.types import Candidates
 
 CANDIDATES = 20
-TURNS = 40
+TURNS, FEW_TURNS = 40, 4
 TOP_K = 5
 BLOCK_TOKENS, BLOCKS = 32, 1455
 WINDOW_TOKENS = 8192
@@ -57,11 +58,13 @@ class Case:
     rendering: str
     budget_s: float | None
     replicas: int = 1
+    turns: int = TURNS
 
     @property
     def name(self) -> str:
         budget = "no budget" if self.budget_s is None else f"budget {self.budget_s:g} s"
-        return f"{self.replicas} replica{'s' if self.replicas > 1 else ''}, {self.rendering}, {budget}"
+        turns = "" if self.turns == TURNS else f", {self.turns} turns before"
+        return f"{self.replicas} replica{'s' if self.replicas > 1 else ''}, {self.rendering}, {budget}{turns}"
 
 
 async def run(options: Options) -> int:
@@ -82,6 +85,8 @@ async def run(options: Options) -> int:
         settle_memory()
         cold = Case(rendering, BUDGETS_S[-1])
         rows.append(_row(f"{cold.name}, chunks met for the first time", *_measure(serving, cold, texts, candidates)))
+        young = Case(rendering, BUDGETS_S[-1], turns=FEW_TURNS)
+        rows.append(_row(young.name, *_measure(serving, young, texts, candidates)))
         for replicas, budget_s in itertools.product(MOST_P95_MS, BUDGETS_S):
             case = Case(rendering, budget_s, replicas)
             taken_ms, tokens = _measure(serving, case, texts, candidates)
@@ -111,7 +116,7 @@ def _measure(
     speed = SpeedEstimate(CPU_135M, factor=1.1, quantile=0.95, samples=100, source="learned")
     limits = Limits(WINDOW_TOKENS, 256, 256, TOP_K)
     rng = random.Random(SEED)
-    past = _conversation(rng, candidates)
+    past = _conversation(rng, candidates, case.turns)
     taken_ms: list[float] = []
     tokens: list[int] = []
     stripped = 0
@@ -119,7 +124,7 @@ def _measure(
     elsewhere = itertools.cycle(holdings)
     for number, (text, wanted) in enumerate(zip(questions, candidates, strict=True)):
         # No other case has met this question.
-        question = f"{text} ({case.replicas}, {case.budget_s})"
+        question = f"{text} ({case.replicas}, {case.budget_s}, {case.turns})"
         transcript = Transcript("Answer briefly.", tuple(past), question, known=len(past), stripped=stripped)
         tree = PromptTree(BLOCK_TOKENS, SALT)
         outlooks = [
@@ -152,10 +157,10 @@ def _sent(residency: Residency, prompt: Prompt) -> None:
         residency.end(lease)
 
 
-def _conversation(rng: random.Random, candidates: Sequence[Candidates]) -> list[PastMessage]:
+def _conversation(rng: random.Random, candidates: Sequence[Candidates], turns: int) -> list[PastMessage]:
     """Turns of an ordinary length: a question, and an answer of some sentences out of the passages."""
     past: list[PastMessage] = []
-    for turn in range(TURNS):
+    for turn in range(turns):
         text = rng.choice(rng.choice(candidates).items).chunk.text
         past += [PastMessage("user", f"{turn}: {text[:80]}?"), PastMessage("assistant", text[:400])]
     return past
