@@ -191,7 +191,7 @@ async def _build(
         ),
         defaults=ChatDefaults(settings.top_k, settings.min_answer_tokens),
     )
-    app.include_router(plan_router(pipeline, replicas, breaks, admission.enter, bodies))
+    app.include_router(plan_router(pipeline, replicas, breaks, admission, bodies))
     # Last of all: the work of starting would be in its measurements.
     await stack.enter_async_context(Calibrators(replicas, session, settings, limits, ingestor, lambda: owner.owned))
     return ChatEndpoint(

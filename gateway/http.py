@@ -35,22 +35,25 @@ class BodyClock:
     A body that drips, a byte at a time, runs out of time; a large one over a slow line does not.
     """
 
-    __slots__ = ("_began_s", "_received_bytes", "timeout_s")
+    __slots__ = ("_began_s", "received_bytes", "timeout_s")
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self._received_bytes = 0
+        self.received_bytes = 0
         self._began_s = asyncio.get_running_loop().time()
 
     async def receive(self, receive: Receive) -> tuple[bytes, bool]:
         """The next piece and whether more follows. Raises TimeoutError; ClientGone."""
-        ends_s = self._began_s + self.timeout_s + self._received_bytes / SLOWEST_BYTES_PER_S
-        async with asyncio.timeout_at(min(ends_s, asyncio.get_running_loop().time() + self.timeout_s)):
+        ends_s = self._began_s + self.timeout_s
+        if self.received_bytes:
+            ends_s += self.received_bytes / SLOWEST_BYTES_PER_S
+            ends_s = min(ends_s, asyncio.get_running_loop().time() + self.timeout_s)
+        async with asyncio.timeout_at(ends_s):
             message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         piece = bytes(message.get("body", b""))
-        self._received_bytes += len(piece)
+        self.received_bytes += len(piece)
         return piece, bool(message.get("more_body", False))
 
 
@@ -59,9 +62,8 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int, timeout_s:
     declared = header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
         raise too_large(limit_bytes)
-    parts: list[bytes] = []
-    size = 0
     clock = BodyClock(timeout_s)
+    parts: list[bytes] = []
     more = True
     while more:
         try:
@@ -70,11 +72,10 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int, timeout_s:
             raise ApiError(
                 ErrorKind.TIMEOUT, f"The request body did not come within {timeout_s:g} s.", code="body_timeout"
             ) from None
-        size += len(part)
-        if size > limit_bytes:
+        if clock.received_bytes > limit_bytes:
             raise too_large(limit_bytes)
         parts.append(part)
-    return b"".join(parts)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def too_large(limit_bytes: int) -> ApiError:

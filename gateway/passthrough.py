@@ -19,6 +19,7 @@ from gateway.prefix import PrefixBreaks, plain_told
 from gateway.relay import relay_unchanged
 from gateway.replica import Replica
 from gateway.replicas import Replicas
+from gateway.routing import forecast_of, least_ttft
 from gateway.runs import Run, Work
 from gateway.sending import begin, send
 from gateway.serving import Serving
@@ -27,6 +28,7 @@ from gateway.timings import EngineUsage, server_timing
 from gateway.turns import StreamedAnswer, WholeAnswer, elapsed_ms, plain_timings
 from gateway.volatile import VolatileText
 from gateway.wire import TEMPLATE_FIELDS, ChatRequest, to_json
+from latency.speed import Forecast
 from prompt_builder.layout import scaffold_tokens
 from prompt_builder.outlook import Clock
 from prompt_builder.types import Message, Prompt
@@ -160,14 +162,20 @@ def measure(
     else:
         prompt = _rendered(request, serving, context.cache_salt)
         tokens = prompt.tokens
-    measured = prompt or Prompt((), (), None, tokens, ())
-    clock = Clock(budget.ttft_s, elapsed_ms(context) / 1000)
+    spent_s = elapsed_ms(context) / 1000
     outlooks = replicas.outlooks(context.cache_salt, prompt, followed=prompt is not None)
+    forecast: Forecast | None
+    if prompt is None:
+        forecast = least_ttft(
+            [forecast_of(each, tokens, 0, gateway_s=spent_s, budget_s=budget.ttft_s) for each in outlooks]
+        )
+    else:
+        forecast = next(iter(forecast_plain(prompt, outlooks, Clock(budget.ttft_s, spent_s))), None)
     work = Work(
         tokens=tokens,
-        token_ids=measured.token_ids,
-        hashes=measured.block_hashes,
-        forecast=next(iter(forecast_plain(measured, outlooks, clock)), None),
+        token_ids=None if prompt is None else prompt.token_ids,
+        hashes=() if prompt is None else prompt.block_hashes,
+        forecast=forecast,
         deadline_s=budget.deadline_s(context),
         choices=request.n or 1,
     )

@@ -151,7 +151,7 @@ def predicted(forecast: Forecast | None, budget_s: float | None, cached_tokens: 
 
 def server_timing(**parts_ms: float | None) -> bytes:
     """A `Server-Timing` value; parts that are unknown are left out."""
-    return ", ".join(f"{name};dur={ms:.1f}" for name, ms in parts_ms.items() if ms is not None).encode()
+    return ", ".join([f"{name};dur={ms:.1f}" for name, ms in parts_ms.items() if ms is not None]).encode()
 
 
 def _rate(tokens: int | None, ms: float | None) -> float | None:

@@ -7,6 +7,8 @@ from types import TracebackType
 class Watchdog:
     """The outer block lives as long as the stream, the inner one around each wait; an overdue wait is a TimeoutError.
 
+    All waits are those of the task that entered the outer block.
+
     with Watchdog(30.0) as watchdog:
         while ...:
             with watchdog:
@@ -29,9 +31,9 @@ class Watchdog:
 
     def __enter__(self) -> "Watchdog":
         if self._depth == 0:
+            self._task = asyncio.current_task()
             self._handle = self._loop.call_later(self._limit_s, self._look)
         else:
-            self._task = asyncio.current_task()
             self._since_s = self._loop.time()
         self._depth += 1
         return self
@@ -51,9 +53,12 @@ class Watchdog:
         self._depth -= 1
         self._since_s = None
         if self._depth == 0:
+            self._task = None
             if self._handle is not None:
                 self._handle.cancel()
             return
-        task, self._task = self._task, None
-        if self._expired and task is not None and task.uncancel() == 0 and kind is asyncio.CancelledError:
+        if not self._expired or self._task is None:
+            return
+        self._expired = False
+        if self._task.uncancel() == 0 and kind is asyncio.CancelledError:
             raise TimeoutError from error

@@ -54,7 +54,7 @@ class ChatEndpoint:
         """Raises ApiError only before the response has begun; the caller turns it into a response."""
         outcome = _Outcome()
         try:
-            with self._admission.enter():
+            with self._admission:
                 raw = await read_body(scope, receive, self._max_body_bytes, self._body_timeout_s)
                 async with CancelOnDisconnect(receive):
                     await self._answer(raw, send, context, outcome)

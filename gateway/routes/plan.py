@@ -1,7 +1,7 @@
 """`POST /v1/plan`: what would be done with a chat request, and what it would take, without doing it."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -44,7 +44,7 @@ def plan_router(
     planning: Planning,
     replicas: Replicas,
     breaks: PrefixBreaks,
-    slots: Callable[[], AbstractContextManager[None]],
+    slots: AbstractContextManager[None],
     limits: BodyLimits,
 ) -> APIRouter:
     """`slots` admits a request; planning takes the same threads as chat does."""
@@ -53,7 +53,7 @@ def plan_router(
     @router.post("/v1/plan")
     async def plan(request: Request, context: Context) -> Response:
         """Takes the body of a chat request. Refuses what chat would refuse, but a strict budget: it says so."""
-        with slots():
+        with slots:
             raw = await read_body(request.scope, request.receive, limits.max_body_bytes, limits.timeout_s)
             chat, _ = parse_chat(raw)
             prepared = await planning.prepare(chat, context)
