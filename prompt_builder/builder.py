@@ -97,7 +97,7 @@ class PromptBuilder:
         segments = self._segments(pieces[:-1], blocks[:-1])
         prompt = self._joined(segments, tuple(block.message() for block in blocks[:-1]), salt)
         prompt = replace(prompt, ids_json=orjson.dumps(prompt.token_ids))
-        return self._openings.keep(Opening(plan, salt, prompt, tuple(roles[:-1]), pieces))
+        return self._openings.keep(Opening(plan, salt, _hashed(prompt), tuple(roles[:-1]), pieces))
 
     def _grown(self, known: Opening, plan: Plan) -> Opening | None:
         """The opening of a plan whose past goes on from a known one; None where the template tells it otherwise."""
@@ -121,7 +121,7 @@ class PromptBuilder:
             own += [*map(self._segment, block.pieces), self._scaffold(behind)]
         messages = tuple(block.message() for block in new)
         prompt = self._joined(own, messages, known.salt, before=known.prompt)
-        made = Opening(plan, known.salt, prompt, roles, pieces)
+        made = Opening(plan, known.salt, _hashed(prompt), roles, pieces)
         return self._openings.keep(made, instead_of=known if first else None)
 
     def _behind(self, opening: Opening, question: Block, exact: bool, reason: str | None) -> Prompt:
@@ -186,6 +186,11 @@ class PromptBuilder:
 
     def _segment(self, piece: Piece) -> Segment:
         return Segment(piece.kind, piece.text, piece.token_ids or self._tokenizer.encode(piece.text), piece.label)
+
+
+def _hashed(prompt: Prompt) -> Prompt:
+    """With the hashes of all its blocks, once for the turns to come."""
+    return replace(prompt, block_hashes=tuple(prompt.block_hashes))
 
 
 def _longer(ids_json: bytes, more: list[int]) -> bytes:

@@ -72,8 +72,7 @@ class Openings:
         return max(found, key=lambda opening: opening.prompt.tokens, default=None)
 
     def keep(self, made: Opening, instead_of: Opening | None = None) -> Opening:
-        """The opening itself, which is the one used last from now on. Its blocks are hashed now, once for all."""
-        tuple(made.prompt.block_hashes)
+        """The opening itself, which is the one used last from now on."""
         if made.prompt.tokens >= LEAST_TOKENS:
             with self._lock:
                 self._kept = [made, *(kept for kept in self._kept if kept is not instead_of)][: self._most_openings]
