@@ -176,7 +176,8 @@ class Replica:
             decoding=self.pacer.decoding,
             closed=left,
             onlooker=self.onlooker,
-            soon=_when_it_is_on_its_way,
+            # Of unknown ids nothing is taken, and nobody is told.
+            soon=None if work.token_ids is None and self.onlooker is None else _when_it_is_on_its_way,
         )
         self._runs.add(run)
         return run

@@ -36,10 +36,14 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         self._head_bytes += len(data)
         if self._head_bytes > self.head_limit_bytes and not self.transport.is_closing():
             self._refuse(b"431 Request Header Fields Too Large", "The request's headers are too large.")
+        elif self._head_deadline is None:
+            # Most heads come whole, and need no timer.
+            self._wait_for_head()
 
     def on_message_begin(self) -> None:
         if self._head_complete:
-            self._wait_for_head()
+            self._head_complete = False
+            self._head_bytes = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -51,8 +55,6 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         self._refuse(b"400 Bad Request", msg)
 
     def _wait_for_head(self) -> None:
-        self._head_complete = False
-        self._head_bytes = 0
         self._head_deadline = self.loop.call_later(self.head_timeout_s, self._head_overdue)
 
     def _head_ended(self) -> None:
