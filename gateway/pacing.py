@@ -275,6 +275,9 @@ class Pacer:
     def _next(self, now_s: float) -> list[Queued]:
         """Those that leave now, in order; none before the engine is about to be free."""
         engine = self._in_flight
+        if len(self._queue) == 1 and not engine:
+            # Whatever it holds: an engine never idles.
+            return list(self._queue)
         order = turn_order(self._queue, now_s + engine.rest_s(now_s), self._passed_s)
         count = released(order, engine.tokens, self.limit_tokens, is_due=engine.is_due(now_s))
         return order[:count]
