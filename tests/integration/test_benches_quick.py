@@ -100,7 +100,7 @@ def test_predict_foretells_on_an_idle_engine_and_under_four_clients(tmp_path: Pa
     assert len(at_once["rows"]) == 4
 
 
-@pytest.mark.parametrize("name", ["pacing", "history", "residency"])
+@pytest.mark.parametrize("name", ["pacing", "history", "residency", "volatile"])
 def test_a_bench_of_the_real_engine_reaches_its_verdict(name: str, tmp_path: Path, engine_url: str) -> None:
     """Its figures are those of a busy machine here, so that MISSED is no failure of this test."""
     assert_verdict(name, *quick_run(name, tmp_path, "--engine-url", engine_url))
