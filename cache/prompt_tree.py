@@ -60,9 +60,11 @@ class Stretch:
         """How many of its leading blocks are resident."""
         hashes, count = self._hashes, 0
         while True:
+            # Late hashes may grow meanwhile, in another thread.
+            known = len(hashes)
             # A list of them is made in half of the time that it takes to count them one by one.
-            count += len(list(takewhile(resident.__contains__, hashes[count:] if count else hashes)))
-            if count < len(hashes) or count == self.blocks:
+            count += len(list(takewhile(resident.__contains__, hashes[count:known])))
+            if count < known or count == self.blocks:
                 return count
             self._hash_more()
 

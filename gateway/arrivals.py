@@ -1,24 +1,33 @@
 """Requests that are on their way to a queue: they have come, and are being searched for and planned."""
 
-from collections.abc import Iterator
+import itertools
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+YOUNG_S = 0.25
+"""Who has been prepared for longer than that is not waited for: something holds it up."""
 
 
 class Arrivals:
-    """How many requests of this process are being prepared. Belongs to one event loop."""
+    """The requests of this process that are being prepared. Belongs to one event loop."""
 
-    def __init__(self) -> None:
-        self._count = 0
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._numbers = itertools.count()
+        self._began_s: dict[int, float] = {}
 
     def __bool__(self) -> bool:
-        """Whether any is on its way."""
-        return self._count > 0
+        """Whether any is on its way, and should be there soon."""
+        latest_s = next(reversed(self._began_s.values()), None)
+        return latest_s is not None and self._clock() - latest_s < YOUNG_S
 
     @contextmanager
     def one(self) -> Iterator[None]:
         """Around all that a request goes through before it enters a queue."""
-        self._count += 1
+        number = next(self._numbers)
+        self._began_s[number] = self._clock()
         try:
             yield
         finally:
-            self._count -= 1
+            del self._began_s[number]

@@ -18,7 +18,7 @@ __all__ = ["Background", "Elsewhere", "Pacer", "Prefill", "QueueFull", "Ticket"]
 
 LOOKED_AT_AGAIN = 8
 """So many of those that wait are asked, before each release, what they would compute by now."""
-_YIELD_STEP_S = 0.005
+_LOOK_STEP_S = 0.005
 
 
 Again = Callable[[], Prefill]
@@ -239,10 +239,11 @@ class Pacer:
             self._release_at(engine.recheck_s(now_s))
             return
         if self._gathers() and (rest_s := gathering_s(self._queue, now_s)) > 0:
-            self._release_at(rest_s)
+            # Who was on the way may not come after all.
+            self._release_at(min(rest_s, _LOOK_STEP_S))
             return
         if self._turns.yields(min(queued.entered_s for queued in self._queue), now_s):
-            self._release_at(_YIELD_STEP_S)
+            self._release_at(_LOOK_STEP_S)
             return
         if len(order) < len(self._queue) and self._looked_again():
             order = self._next(now_s)

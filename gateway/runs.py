@@ -90,6 +90,7 @@ class Run:
         self._clock = clock
         self._salt = salt
         self._begun = False
+        self._comes_whole = False
         self._taken: Lease | None = None
         self._sent_s = clock()
         self._first_s: float | None = None
@@ -112,8 +113,14 @@ class Run:
         self._begun = True
         if self._residency is not None and self.work.token_ids is not None:
             self._taken = self._residency.begin(self.work.token_ids, self._salt, self.work.hashes)
+        if self._comes_whole:
+            self._say_whole()
         if self._onlooker is not None:
             self._onlooker.began(self)
+
+    def _say_whole(self) -> None:
+        if self._residency is not None and self._taken is not None:
+            self._residency.steps.comes_whole(self._taken)
 
     @property
     def _lease(self) -> Lease | None:
@@ -156,8 +163,9 @@ class Run:
 
         Where nothing was predicted it is taken to be there: else the answer's decode would hold up all others.
         """
-        if self._residency is not None and self._lease is not None:
-            self._residency.steps.comes_whole(self._lease)
+        self._comes_whole = True
+        if self._begun:
+            self._say_whole()
         forecast = self.work.forecast
         self._ticket.first_token_expected(forecast.safe_prefill_s if forecast is not None else 0.0)
 
@@ -206,7 +214,7 @@ class Run:
 
     def close(self) -> None:
         if not self._begun:
-            # It never left: nobody has heard of it.
+            # Given up within two turns of the loop: nobody has heard of it, and the engine has hardly begun.
             self._begun, self._onlooker = True, None
         self._closed(self)
         self._ticket.done()

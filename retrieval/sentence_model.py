@@ -79,7 +79,7 @@ class SentenceModel:
                 for text in _PROBES
             )
         except Exception as error:  # another type for each thing that a model can have and a graph cannot
-            log.info("the embedding model is not run as a graph: %s", error)
+            log.warning("the embedding model cannot be run as a graph, and takes twice as long: %s", error)
             return None
         if not same:
             log.info("the embedding model is not run as a graph: its vectors would be others")

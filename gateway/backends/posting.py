@@ -6,6 +6,7 @@ its body. Here requests are alike but for their body, and leave in one piece.
 
 import asyncio
 from collections.abc import Mapping
+from http import HTTPStatus
 
 import aiohttp
 from aiohttp.http import HttpProcessingError
@@ -25,7 +26,10 @@ class Disconnected(Exception):
 
 
 class Answer:
-    """An answer whose head has come. At the end of `content` its connection is free for another request."""
+    """An answer whose head has come. At the end of `content` its connection is free for another request.
+
+    An answer that ends before all of its request has left (a refusal, say) ends the connection too.
+    """
 
     __slots__ = ("_connection", "content", "headers", "status")
 
@@ -36,7 +40,7 @@ class Answer:
         self.status: int = message.code
         self.headers: Mapping[str, str] = message.headers
         self.content = content
-        content.on_eof(connection.release)
+        content.on_eof(self._ended)
 
     @property
     def closed(self) -> bool:
@@ -45,7 +49,14 @@ class Answer:
 
     def close(self) -> None:
         """Drops the connection where the answer has not ended."""
-        self._connection.close()
+        _drop(self._connection)
+
+    def _ended(self) -> None:
+        transport = self._connection.transport
+        if transport is not None and transport.get_write_buffer_size():
+            _drop(self._connection)
+        else:
+            self._connection.release()
 
 
 class Posting:
@@ -75,24 +86,34 @@ class Posting:
             raise CannotConnect from None
         try:
             protocol, transport = connection.protocol, connection.transport
-            if protocol is None or transport is None:
+            if protocol is None or transport is None or protocol.should_close:
+                # Closed meanwhile; or it holds bytes that belong to no request of ours.
                 raise Disconnected
             protocol.set_response_params(read_until_eof=True, auto_decompress=False, read_bufsize=_READ_BYTES)
             transport.write(b"%b%d\r\n\r\n%b" % (self._head, len(body), body))
             message, content = await protocol.read()
             while message.code < 200:
+                if message.code == HTTPStatus.SWITCHING_PROTOCOLS:
+                    raise aiohttp.ClientError("It answers in another protocol.")
                 # Something before the answer.
                 message, content = await protocol.read()
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            connection.close()
+            _drop(connection)
             raise Disconnected from None
         except HttpProcessingError as error:
-            connection.close()
+            _drop(connection)
             raise aiohttp.ClientError(error.message) from None
         except BaseException:
-            connection.close()
+            _drop(connection)
             raise
         return Answer(connection, message, content)
+
+
+def _drop(connection: aiohttp.connector.Connection) -> None:
+    """Does not wait until an engine that reads nothing has taken what is still to be sent."""
+    if connection.transport is not None:
+        connection.transport.abort()
+    connection.close()
 
 
 def _head(target: URL, api_key: str, host: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The engine call and its event stream; the only place that knows aiohttp's errors."""
+"""The engine call and its event stream: what goes wrong on the way becomes an ApiError here."""
 
 import asyncio
 import re

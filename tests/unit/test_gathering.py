@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from bench.virtual_time import VirtualTimeLoop
-from gateway.arrivals import Arrivals
+from gateway.arrivals import YOUNG_S, Arrivals
 from gateway.pacing import Pacer, Prefill
 from gateway.queueing import GATHERING_SHARE
 from latency.model import CPU_135M
@@ -25,7 +25,7 @@ class Burst:
 
     def __init__(self, *, arrivals: bool = True) -> None:
         self.clock = asyncio.get_running_loop().time
-        self.arrivals = Arrivals()
+        self.arrivals = Arrivals(self.clock)
         self.pacer = Pacer(clock=self.clock)
         self.pacer.learned(SPEED)
         self.pacer.arrivals = self.arrivals if arrivals else None
@@ -87,6 +87,32 @@ def test_a_deadline_is_not_missed_for_others_sake() -> None:
         first, first_s = burst.released[0]
         assert first == 1000
         assert first_s == pytest.approx(BOUND_S / 4, abs=1e-4)
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(main())
+
+
+def test_the_wait_ends_when_the_one_that_was_on_its_way_does_not_come() -> None:
+    async def main() -> None:
+        burst = Burst()
+        await asyncio.gather(burst.one(0.0, prefill(3000)), burst.one(0.006, prefill(500), fails=True))
+        ((_, released_s),) = burst.released
+        assert 0.006 <= released_s <= 0.011
+        assert released_s < GATHERING_SHARE * SPEED.predict_s(3000)
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(main())
+
+
+def test_one_whose_preparation_hangs_is_waited_for_by_nobody() -> None:
+    async def main() -> None:
+        burst = Burst()
+        hanging = asyncio.create_task(burst.one(60.0, prefill(500)))
+        await asyncio.sleep(YOUNG_S)
+        began_s = burst.clock() - burst.began_s
+        await burst.one(0.0, prefill(1000))
+        assert burst.released[0][1] == pytest.approx(began_s, abs=1e-4)
+        hanging.cancel()
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         runner.run(main())

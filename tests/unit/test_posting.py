@@ -30,6 +30,17 @@ class Engine:
 
 
 @asynccontextmanager
+async def posting_to(handler: Handler) -> AsyncIterator[Posting]:
+    server = await asyncio.start_server(handler, "127.0.0.1", 0, limit=2**12)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    async with EngineSession(LIMITS) as session:
+        yield Posting(session, url, api_key="secret", host="engines:8000", connect_s=1.0)
+    server.close()
+    # The handlers see the connections end.
+    await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
 async def engine(*answers: bytes, ends: bool = False) -> AsyncIterator[Engine]:
     """An answer for each request of a connection, the last one for all that follow; `ends`: one a connection."""
 
@@ -47,12 +58,9 @@ async def engine(*answers: bytes, ends: bool = False) -> AsyncIterator[Engine]:
         finally:
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-    async with EngineSession(LIMITS) as session:
-        served = Engine(Posting(session, url, api_key="secret", host="engines:8000", connect_s=1.0))
+    async with posting_to(serve) as posting:
+        served = Engine(posting)
         yield served
-    server.close()
 
 
 async def test_a_request_is_a_post_of_json_with_the_key_and_the_name_of_the_host() -> None:
@@ -101,6 +109,57 @@ async def test_a_connection_that_cannot_serve_again_is_not_kept(answer: bytes) -
         for _ in range(2):
             assert (await served.ask())[1] == b"ok"
         assert [len(heads) for heads in served.requests] == [1, 1]
+
+
+@pytest.mark.parametrize("apart_s", [0.0, 0.05], ids=["with-the-answer", "later"])
+async def test_bytes_behind_an_answer_are_never_the_answer_to_another_request(apart_s: float) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n{}")
+        writer.write(OK)
+        await asyncio.sleep(apart_s)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nSTALE")
+        await reader.read()
+        writer.close()
+
+    connections = 0
+    async with posting_to(serve) as posting:
+        assert await (await posting.post(b"{}")).content.read() == b"ok"
+        await asyncio.sleep(2 * apart_s + 0.01)
+        try:
+            answer = await posting.post(b"{}")
+        except Disconnected:
+            answer = await posting.post(b"{}")
+        assert await answer.content.read() == b"ok"
+    assert connections == 2
+
+
+async def test_a_connection_whose_request_has_not_all_left_when_its_answer_ends_is_not_kept() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno" if connections == 1 else OK)
+        if connections == 1:
+            await reading.wait()
+        await reader.read()
+        writer.close()
+
+    connections, reading = 0, asyncio.Event()
+    async with posting_to(serve) as posting:
+        refused = await posting.post(b" " * 2**26)
+        assert (refused.status, await refused.content.read()) == (413, b"no")
+        async with asyncio.timeout(1.0):
+            assert await (await posting.post(b"{}")).content.read() == b"ok"
+        reading.set()
+    assert connections == 2
+
+
+async def test_another_protocol_is_no_answer() -> None:
+    async with engine(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n") as served:
+        with pytest.raises(aiohttp.ClientError, match="another protocol"):
+            await served.ask()
 
 
 async def test_what_comes_before_the_answer_is_passed_over() -> None:
