@@ -113,6 +113,8 @@ async def test_a_connection_that_cannot_serve_again_is_not_kept(answer: bytes) -
 
 @pytest.mark.parametrize("apart_s", [0.0, 0.05], ids=["with-the-answer", "later"])
 async def test_bytes_behind_an_answer_are_never_the_answer_to_another_request(apart_s: float) -> None:
+    connections = 0
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
@@ -123,7 +125,6 @@ async def test_bytes_behind_an_answer_are_never_the_answer_to_another_request(ap
         await reader.read()
         writer.close()
 
-    connections = 0
     async with posting_to(serve) as posting:
         assert await (await posting.post(b"{}")).content.read() == b"ok"
         await asyncio.sleep(2 * apart_s + 0.01)
@@ -136,6 +137,8 @@ async def test_bytes_behind_an_answer_are_never_the_answer_to_another_request(ap
 
 
 async def test_a_connection_whose_request_has_not_all_left_when_its_answer_ends_is_not_kept() -> None:
+    connections, reading = 0, asyncio.Event()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
@@ -146,7 +149,6 @@ async def test_a_connection_whose_request_has_not_all_left_when_its_answer_ends_
         await reader.read()
         writer.close()
 
-    connections, reading = 0, asyncio.Event()
     async with posting_to(serve) as posting:
         refused = await posting.post(b" " * 2**26)
         assert (refused.status, await refused.content.read()) == (413, b"no")
