@@ -127,17 +127,16 @@ class Replica:
         """Requests that were released to it and are not over."""
         return len(self._runs)
 
-    def outlook(self, salt: str, speed: SpeedEstimate | None = None, tree: PromptTree | None = None) -> Outlook:
+    def outlook(
+        self, salt: str | None, speed: SpeedEstimate | None = None, tree: PromptTree | None = None
+    ) -> Outlook:
         """The replica as it is now, for planning: how fast, how busy, and what it holds under the tenant's salt.
 
-        `speed` stands in where its own is not known yet. In one `tree` a request is hashed once for all replicas.
+        `speed` stands in where its own is not known yet. In one `tree` a request is hashed once for all replicas. No
+        salt: a prompt of which only the engine knows the ids.
         """
-        prefix = NothingHeld() if self.residency is None else self.residency.prefix(salt, tree)
+        prefix = NothingHeld() if self.residency is None or salt is None else self.residency.prefix(salt, tree)
         return Outlook(self.name, self.speed.estimate or speed, self.pacer.wait_s, prefix, self.pacer.decoding)
-
-    def outlook_of_unknown(self, speed: SpeedEstimate | None = None) -> Outlook:
-        """The same for a prompt of which only the engine knows the ids."""
-        return Outlook(self.name, self.speed.estimate or speed, self.pacer.wait_s, NothingHeld(), self.pacer.decoding)
 
     async def enter(self, work: Work, salt: str, waiting: Waiting | None = None, *, moved: bool = False) -> Run:
         """Waits for the request's turn to prefill. Raises QueueFull. Whoever got a run closes it.

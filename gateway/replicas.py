@@ -104,7 +104,7 @@ class Replicas:
         if not followed:
             candidates = self._candidates()
             speed = _any_speed(candidates)
-            return tuple([replica.outlook_of_unknown(speed) for replica in candidates])
+            return tuple([replica.outlook(None, speed) for replica in candidates])
         hashed = (None, ()) if prompt is None else (prompt.token_ids, prompt.block_hashes)
         return self._outlooks(self._candidates(), salt, *hashed)
 
